@@ -1,0 +1,79 @@
+# Everything a person or a CI machine runs. `make help` lists it.
+#
+# The virtual environment is made once and again only when the pins change: the stamp's name carries a hash of
+# pyproject.toml and constraints.txt, so touching a file or a fresh checkout costs nothing.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+PIP_VERSION := 26.3
+VENV := .venv
+PY := $(VENV)/bin/python
+PINS := pyproject.toml constraints.txt
+STAMP := $(VENV)/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# Seconds; empty: until Ctrl-C.
+DURATION ?=
+WORKER_CONFIG ?= configs/worker.toml
+CONTROLLER_CONFIG ?= configs/controller.toml
+DEMO_ARGS = --worker-config $(WORKER_CONFIG) --controller-config $(CONTROLLER_CONFIG)
+
+.PHONY: help
+help:  ## Show this list
+	@echo "make <target>; the ones to start with are demo and test."
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort \
+	  | while IFS=$$'\t' read -r target text; do printf '  %-22s %s\n' "$$target" "$$text"; done
+
+.PHONY: setup
+setup: $(STAMP)  ## Make .venv with the pinned dependencies (quick when nothing changed)
+
+$(STAMP): | $(PINS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) \
+	  || { rm -rf $(VENV); echo "python3-venv is missing? (Debian: apt install python3-venv)" >&2; exit 1; }
+	$(PY) -m pip install --quiet 'pip==$(PIP_VERSION)'
+	$(PY) -m pip install --quiet --progress-bar on -c constraints.txt -e '.[worker,demo]' --group dev
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+.PHONY: model
+model: setup  ## Fetch the default model (once; checksum checked, offline afterwards)
+	@$(PY) -m worker.models.fetch
+
+.PHONY: demo
+demo: setup model  ## Serve the default model, send traffic in phases, watch the depth follow (DURATION=90 ends by itself)
+	@exec $(PY) -m bench.demo $(DEMO_ARGS) $(if $(DURATION),--duration $(DURATION))
+
+.PHONY: run
+run: setup model  ## Start a worker and a controller without sample traffic, until Ctrl-C
+	@exec $(PY) -m bench.demo $(DEMO_ARGS) --no-traffic $(if $(DURATION),--duration $(DURATION))
+
+.PHONY: test
+test: setup model lint  ## Set-up, linters, type checks and the whole test suite
+	$(PY) -m pytest -q
+
+.PHONY: lint
+lint: setup  ## ruff check, ruff format --check, mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+.PHONY: format
+format: setup  ## Let ruff format and fix what it can
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+.PHONY: check-compose-config
+check-compose-config:  ## Validate the compose files with `docker compose config`
+	docker compose -f docker-compose.yml config -q
+	docker compose -f docker-compose.yml -f docker-compose.gpu.yml config -q
+	@echo "compose files are valid"
+
+.PHONY: clean
+clean:  ## Remove .venv and caches (the fetched model stays)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
