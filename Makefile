@@ -1,6 +1,6 @@
 # Everything a person or a CI machine runs. `make help` lists it.
 #
-# The virtual environment is made once and again only when the pins change: the stamp's name carries a hash of
+# The virtual environment is made once and again only when the pins change: the stamp's name carries a checksum of
 # pyproject.toml and constraints.txt, so touching a file or a fresh checkout costs nothing.
 
 SHELL := /bin/bash
@@ -13,7 +13,7 @@ PIP_VERSION := 26.3
 VENV := .venv
 PY := $(VENV)/bin/python
 PINS := pyproject.toml constraints.txt
-STAMP := $(VENV)/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
+STAMP := $(VENV)/.installed-$(shell cat $(PINS) | cksum | cut -d" " -f1)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Seconds; empty: until Ctrl-C.
@@ -37,7 +37,7 @@ $(STAMP): | $(PINS)
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "python3-venv is missing? (Debian: apt install python3-venv)" >&2; exit 1; }
 	$(PY) -m pip install --quiet 'pip==$(PIP_VERSION)'
-	$(PY) -m pip install --quiet --progress-bar on -c constraints.txt -e '.[worker,demo]' --group dev
+	$(PY) -m pip install -c constraints.txt -e '.[worker,demo]' --group dev
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
