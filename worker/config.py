@@ -5,8 +5,9 @@ field's name; nothing is read from the environment later on, and no validator re
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import (
@@ -136,10 +137,15 @@ class WorkerConfig(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **sources: Any
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Environment over arguments (the file's content)."""
-        return (sources["env_settings"], init_settings)
+        return env_settings, init_settings
 
 
 def load_config(path: Path | None) -> WorkerConfig:
@@ -155,7 +161,7 @@ def load_config(path: Path | None) -> WorkerConfig:
     return WorkerConfig(**values)
 
 
-def check_environment(prefix: str, config: type[BaseModel], environ: "os._Environ[str] | dict[str, str]") -> None:
+def check_environment(prefix: str, config: type[BaseModel], environ: Mapping[str, str]) -> None:
     """Raise ValueError for a variable with our prefix that names no section and field."""
     known = {
         f"{prefix}{section}__{name}".upper()
@@ -165,4 +171,6 @@ def check_environment(prefix: str, config: type[BaseModel], environ: "os._Enviro
     }
     unknown = sorted(name for name in environ if name.startswith(prefix) and name.upper() not in known)
     if unknown:
-        raise ValueError(f"environment: {', '.join(unknown)} name no configuration field; known: {sorted(known)}")
+        raise ValueError(
+            f"environment: {', '.join(unknown)} name no configuration field; known: {sorted(known)}"
+        )

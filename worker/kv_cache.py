@@ -1,0 +1,113 @@
+"""Keys and values of running requests: one contiguous region (slot) per request.
+
+Knows nothing about requests, rollback or schedules. How many tokens of a slot are valid is a length kept by the
+caller: rollback moves that length and touches nothing here, and stale rows behind it are overwritten or masked.
+"""
+
+import heapq
+
+import torch
+from torch import Tensor
+
+TOKEN_ALIGNMENT = 64
+"""Attention reads KV in multiples of this many tokens, so a row's result does not depend on its neighbours' lengths."""
+
+
+class KVCacheFull(RuntimeError):
+    """No slot is free. Admission must keep this from happening; it is not a client's error."""
+
+
+class KVCache:
+    """A fixed number of slots of `max_tokens` tokens each. Owned by the engine thread.
+
+    `layers[i]` is `[2, num_slots, num_kv_heads, max_tokens, head_dim]`: keys at index 0, values at index 1. All
+    memory is taken and zeroed at construction: a masked row is multiplied by an attention weight of 0, so it must
+    never hold NaN.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_slots: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        sizes = {
+            "num_layers": num_layers,
+            "num_slots": num_slots,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "max_tokens": max_tokens,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"KVCache: {name} must be at least 1, got {size}")
+        self.num_slots = num_slots
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.max_tokens = -(-max_tokens // TOKEN_ALIGNMENT) * TOKEN_ALIGNMENT
+        """Room per slot, rounded up to `TOKEN_ALIGNMENT`."""
+        shape = (2, num_slots, num_kv_heads, self.max_tokens, head_dim)
+        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self._free = list(range(num_slots))  # a heap: low slots first keeps running requests side by side
+        self._is_free = [True] * num_slots
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that `allocate` can still hand out."""
+        return len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values of all slots."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def keys(self, layer: int) -> Tensor:
+        """Return the keys of one layer, a view `[num_slots, num_kv_heads, max_tokens, head_dim]`."""
+        return self.layers[layer][0]
+
+    def values(self, layer: int) -> Tensor:
+        """Return the values of one layer, a view `[num_slots, num_kv_heads, max_tokens, head_dim]`."""
+        return self.layers[layer][1]
+
+    def allocate(self) -> int:
+        """Take the lowest free slot. Its old content stays and must not be attended to.
+
+        Raises:
+            KVCacheFull: every slot is taken.
+        """
+        if not self._free:
+            raise KVCacheFull(f"all {self.num_slots} KV slots are taken")
+        slot = heapq.heappop(self._free)
+        self._is_free[slot] = False
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Give a slot back.
+
+        Raises:
+            ValueError: no such slot, or it is free already.
+        """
+        if not 0 <= slot < self.num_slots:
+            raise ValueError(f"slot {slot} is outside 0..{self.num_slots - 1}")
+        if self._is_free[slot]:
+            raise ValueError(f"slot {slot} is free already")
+        self._is_free[slot] = True
+        heapq.heappush(self._free, slot)
+
+    def check_integrity(self) -> None:
+        """Check an idle cache: every slot free exactly once, no NaN or infinity stored.
+
+        Raises:
+            RuntimeError: a slot leaked or was freed twice, or a value is not finite.
+        """
+        if sorted(self._free) != list(range(self.num_slots)) or not all(self._is_free):
+            taken = sorted(set(range(self.num_slots)) - set(self._free))
+            raise RuntimeError(f"KV slots not given back: {taken}; free list: {sorted(self._free)}")
+        for index, layer in enumerate(self.layers):
+            if not bool(torch.isfinite(layer).all()):
+                raise RuntimeError(f"KV of layer {index} holds NaN or infinity")

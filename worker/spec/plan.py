@@ -1,0 +1,181 @@
+"""The plan table: which depth the next round runs at, who said so, and for how long it holds.
+
+Order of authority: an operator's pin, a live plan (its probe first), the worker's own fallback. Time to live
+runs on the caller's monotonic clock from receipt, so no clocks need to agree. Knows nothing about drafters,
+batches or HTTP; every method may be called from any thread.
+"""
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from worker.protocol import PlanEntry, PlanSource, PlanStatus, SpecPlan, batch_size_bucket
+
+
+class PlanConflict(Exception):
+    """The plan is older than, or contradicts, what the worker holds (409)."""
+
+    def __init__(self, message: str, current: PlanStatus) -> None:
+        super().__init__(message)
+        self.current = current
+
+
+class UnknownTier(Exception):
+    """The plan names a depth without a prebuilt runtime state (422)."""
+
+    def __init__(self, message: str, candidate_steps: Sequence[int]) -> None:
+        super().__init__(message)
+        self.candidate_steps = list(candidate_steps)
+
+
+class RoundDepth(NamedTuple):
+    """The depth of one round and where it came from."""
+
+    num_steps: int
+    source: PlanSource
+    is_probe: bool = False
+
+
+class PlanTable:
+    """Holds the newest plan; `depth_for_round` is asked exactly once per round."""
+
+    def __init__(self, *, boot_id: str, candidate_steps: Sequence[int], fallback_num_steps: int) -> None:
+        self._boot_id = boot_id
+        self._candidate_steps = tuple(candidate_steps)
+        self._fallback = fallback_num_steps
+        self._lock = threading.Lock()
+        self._plan: SpecPlan | None = None
+        self._received = 0.0
+        self._expires = 0.0
+        self._pin_expires = 0.0
+        self._probe_rounds_left = 0
+        self._entry = 0
+        self._batch_size = 1
+
+    def put(self, plan: SpecPlan, now: float) -> PlanStatus:
+        """Take a plan, or renew the same one.
+
+        Raises:
+            PlanConflict: another boot_id, an older (epoch, version), or the same with other content.
+            UnknownTier: a depth that is no tier. In every error case nothing changes.
+        """
+        with self._lock:
+            self._check(plan, now)
+            held = self._plan
+            is_renewal = held is not None and _order(plan) == _order(held)
+            self._plan = plan
+            self._received = now
+            self._expires = now + plan.ttl_seconds
+            self._pin_expires = now + plan.pin.ttl_seconds if plan.pin else 0.0
+            if not is_renewal:
+                self._probe_rounds_left = plan.probe.rounds if plan.probe else 0
+                self._entry = _find(plan.entries, self._batch_size)
+            return self._status(now)
+
+    def depth_for_round(self, batch_size: int, now: float) -> RoundDepth:
+        """Return the depth for a round of `batch_size` decoding rows, counting a probe's round as used."""
+        with self._lock:
+            self._batch_size = batch_size
+            plan = self._plan
+            if plan is not None and now < self._expires:
+                self._entry = _follow(plan.entries, self._entry, batch_size, plan.dead_band)
+            depth = self._depth(batch_size, now)
+            if depth.is_probe:
+                self._probe_rounds_left -= 1
+            return depth
+
+    def status(self, now: float) -> PlanStatus:
+        """Return what is followed right now; changes nothing."""
+        with self._lock:
+            return self._status(now)
+
+    def _check(self, plan: SpecPlan, now: float) -> None:
+        if plan.boot_id != self._boot_id:
+            raise PlanConflict(
+                f"boot_id: this worker is {self._boot_id}, not {plan.boot_id}", self._status(now)
+            )
+        named = [("entries", entry.num_steps) for entry in plan.entries]
+        named += [("probe", plan.probe.num_steps)] if plan.probe else []
+        named += [("pin", plan.pin.num_steps)] if plan.pin else []
+        for field, num_steps in named:
+            if num_steps not in self._candidate_steps:
+                tiers = list(self._candidate_steps)
+                raise UnknownTier(f"{field}: num_steps {num_steps} is no tier, allowed: {tiers}", tiers)
+        held = self._plan
+        if held is None or _order(plan) > _order(held):
+            return
+        if _order(plan) < _order(held):
+            raise PlanConflict(
+                f"version: epoch {plan.controller_epoch} version {plan.version} is older than "
+                f"epoch {held.controller_epoch} version {held.version}",
+                self._status(now),
+            )
+        if _content(plan) != _content(held):
+            raise PlanConflict(
+                f"version: epoch {plan.controller_epoch} version {plan.version} was sent with other content",
+                self._status(now),
+            )
+
+    def _depth(self, batch_size: int, now: float) -> RoundDepth:
+        plan = self._plan
+        if plan is not None and plan.pin is not None and now < self._pin_expires:
+            return RoundDepth(plan.pin.num_steps, "pin")
+        if plan is None or now >= self._expires:
+            return RoundDepth(self._fallback, "fallback")
+        probe = plan.probe
+        in_bucket = probe is not None and probe.max_batch_size in (None, batch_size_bucket(batch_size))
+        if probe is not None and in_bucket and self._probe_rounds_left > 0:
+            return RoundDepth(probe.num_steps, "plan", is_probe=True)
+        return RoundDepth(plan.entries[self._entry].num_steps, "plan")
+
+    def _status(self, now: float) -> PlanStatus:
+        depth = self._depth(self._batch_size, now)
+        return PlanStatus(
+            source=depth.source,
+            plan=self._plan,
+            age_seconds=max(0.0, now - self._received) if self._plan else None,
+            remaining_seconds=max(0.0, self._expires - now) if self._plan else 0.0,
+            pin_remaining_seconds=max(0.0, self._pin_expires - now),
+            fallback_num_steps=self._fallback,
+            num_steps=depth.num_steps,
+        )
+
+
+def _order(plan: SpecPlan) -> tuple[int, int]:
+    return plan.controller_epoch, plan.version
+
+
+def _content(plan: SpecPlan) -> tuple[object, ...]:
+    """What must be equal in a renewal: all but the remaining times, which run down on their own."""
+    pin = plan.pin.num_steps if plan.pin else None
+    return plan.entries, plan.dead_band, plan.probe, pin, plan.reason
+
+
+def _find(entries: Sequence[PlanEntry], batch_size: int) -> int:
+    """Index of the first entry whose edge is not below the batch size; the last one beyond all edges."""
+    for index, entry in enumerate(entries):
+        if batch_size <= entry.max_batch_size:
+            return index
+    return len(entries) - 1
+
+
+def _follow(entries: Sequence[PlanEntry], current: int, batch_size: int, dead_band: float) -> int:
+    """Move to the entry of `batch_size`, unless it is within the dead band of the edge it just crossed.
+
+    A batch size that swings around an edge would otherwise flip the depth each time (vLLM 49986). The band is
+    clamped so that the far end of every entry is always reached: at small sizes it is worth one row at most.
+    """
+    target = _find(entries, batch_size)
+    if target > current + 1 or target < current - 1:
+        return target
+    if target > current:
+        edge = entries[target - 1].max_batch_size
+        reach = min(math.floor(edge * (1 + dead_band)), entries[target].max_batch_size - 1)
+        return target if batch_size > reach else current
+    if target < current:
+        edge = entries[target].max_batch_size
+        lowest = entries[target - 1].max_batch_size + 1 if target else 1
+        reach = max(math.floor(edge * (1 - dead_band)), lowest)
+        return target if batch_size <= reach else current
+    return current

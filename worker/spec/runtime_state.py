@@ -1,0 +1,53 @@
+"""Everything that is valid for one depth: built once per tier at start, swapped whole between rounds.
+
+A state is chosen, never resized: every buffer here has the rows of the largest batch, so a graph captured over it
+can be replayed after any number of changes. Knows nothing about who decides.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SpecRuntimeState:
+    """Buffers of one tier. Filled and read by the engine thread only."""
+
+    num_steps: int
+    num_draft_tokens: int
+    """`num_steps + 1` at topk 1: the root and its drafts."""
+    verify_tokens: Tensor  # [max_batch_size, num_draft_tokens] int64
+    columns: Tensor  # [1, num_draft_tokens] int64: 0 … num_steps
+
+    def fill(
+        self,
+        roots: Tensor,  # [bs] int64
+        draft_tokens: Tensor,  # [bs, num_steps] int64
+        num_proposed: Tensor,  # [bs] int64
+    ) -> Tensor:  # [Σ (1 + num_proposed)] int64
+        """Lay root and drafts side by side and return the rows to verify, request after request.
+
+        Rows are ragged: a request with fewer drafts than num_steps costs no padding.
+        """
+        batch_size = roots.shape[0]
+        tokens = self.verify_tokens[:batch_size]
+        tokens[:, 0] = roots
+        tokens[:, 1:] = draft_tokens
+        return tokens[self.columns <= num_proposed.unsqueeze(-1)]
+
+
+def build_runtime_states(
+    candidate_steps: Sequence[int], *, max_batch_size: int, device: torch.device
+) -> dict[int, SpecRuntimeState]:
+    """Build the state of every tier."""
+    return {
+        num_steps: SpecRuntimeState(
+            num_steps=num_steps,
+            num_draft_tokens=num_steps + 1,
+            verify_tokens=torch.zeros(max_batch_size, num_steps + 1, dtype=torch.long, device=device),
+            columns=torch.arange(num_steps + 1, device=device).unsqueeze(0),
+        )
+        for num_steps in candidate_steps
+    }
