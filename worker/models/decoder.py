@@ -1,0 +1,142 @@
+"""A Llama-family decoder with this worker's attention and KV cache.
+
+`Decoder.forward` computes rows of any mix of requests: it writes their keys and values into their slots and returns
+hidden states; `Decoder.logits` is apart because most rows of a prefill need none. Knows nothing about sampling,
+scheduling or speculation: verify is a forward with several rows per segment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.kv_cache import KVCache
+from worker.models.attention import AttentionPlan, DecodePlan, PrefillPlan, Segment
+from worker.models.config import DecoderConfig
+from worker.models.linear import Linear, Phase
+from worker.models.rope import RotaryTable, rotate
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """Weights of one layer; q, k, v are one projection (in this order), gate and up another."""
+
+    input_norm: Tensor  # [hidden_size]
+    qkv: Linear
+    output: Linear
+    post_attention_norm: Tensor  # [hidden_size]
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """All weights of a decoder, placed on their device."""
+
+    embedding: Tensor  # [vocab_size, hidden_size]
+    layers: list[DecoderLayer]
+    final_norm: Tensor  # [hidden_size]
+    head: Linear
+
+
+class Decoder:
+    """A loaded model; used by one thread. Its weights never change."""
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+        self.config = config
+        self.dtype = weights.embedding.dtype
+        self.device = weights.embedding.device
+        self._weights = weights
+        self._rotary = RotaryTable(config.rope, config.head_dim, self.dtype, self.device)
+
+    def new_kv_cache(self, num_slots: int, max_tokens: int) -> KVCache:
+        """Allocate a cache that fits this model.
+
+        Raises:
+            ValueError: `max_tokens` is above the model's `max_position_embeddings`, or a size is below 1.
+        """
+        limit = self.config.max_position_embeddings
+        if max_tokens > limit:
+            raise ValueError(f"max_tokens {max_tokens} is above the model's max_position_embeddings {limit}")
+        kv = KVCache(
+            num_layers=self.config.num_layers,
+            num_slots=num_slots,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            max_tokens=max_tokens,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._rotary.reserve(kv.max_tokens)
+        return kv
+
+    @torch.no_grad()
+    def forward(self, token_ids: Tensor, segments: Sequence[Segment], kv: KVCache, *, phase: Phase) -> Tensor:
+        """Compute rows and store their keys and values.
+
+        Each row attends to positions 0 up to its own in its own slot, so a segment's earlier positions must be in
+        the cache already. Two segments must not share a slot.
+
+        Args:
+            token_ids: `[rows]` int64, the rows of all segments one after another.
+            segments: where the rows belong; rows = Σ count.
+            kv: a cache made by `new_kv_cache`.
+            phase: `prefill` for prompts, `decode` for plain decoding, verify and draft steps alike: it selects
+                kernels, and only rows of the same phase are comparable bit for bit.
+
+        Returns:
+            Hidden states after the final norm, `[rows, hidden_size]`.
+
+        Raises:
+            ValueError: segments do not fit the rows, the cache, or one another.
+        """
+        _check_segments(token_ids, segments, kv)
+        config = self.config
+        slots, positions = _addresses(segments, self.device)  # [rows] each
+        plan_type = DecodePlan if phase == "decode" else PrefillPlan
+        plan: AttentionPlan = plan_type(segments, kv, self.dtype, self.device)
+        cosines, sines = self._rotary.at(positions)
+        norm_shape, eps = (config.hidden_size,), config.rms_norm_eps
+        x = self._weights.embedding.index_select(0, token_ids)  # [rows, hidden_size]
+        for layer, layer_kv in zip(self._weights.layers, kv.layers, strict=True):
+            normed = F.rms_norm(x, norm_shape, layer.input_norm, eps)
+            heads = layer.qkv(normed, phase).view(len(token_ids), -1, config.head_dim)
+            rotated, values = heads.split(
+                (config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1
+            )
+            rotated = rotate(rotated, cosines, sines)
+            queries, keys = rotated.split((config.num_heads, config.num_kv_heads), dim=1)
+            layer_kv[0, slots, :, positions] = keys
+            layer_kv[1, slots, :, positions] = values
+            x = x + layer.output(plan.attend(queries, layer_kv), phase)
+            normed = F.rms_norm(x, norm_shape, layer.post_attention_norm, eps)
+            gate, up = layer.gate_up(normed, phase).chunk(2, dim=1)
+            x = x + layer.down(F.silu(gate) * up, phase)
+        return F.rms_norm(x, norm_shape, self._weights.final_norm, eps)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return next-token logits `[n, vocab_size]` of hidden states `[n, hidden_size]`."""
+        return self._weights.head(hidden, "decode")
+
+
+def _addresses(segments: Sequence[Segment], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return (slots, positions) of every row, `[rows]` int64 each."""
+    slots = [segment.slot for segment in segments for _ in range(segment.count)]
+    positions = [position for segment in segments for position in range(segment.start, segment.stop)]
+    pair = torch.tensor((slots, positions), dtype=torch.int64, device=device)
+    return pair[0], pair[1]
+
+
+def _check_segments(token_ids: Tensor, segments: Sequence[Segment], kv: KVCache) -> None:
+    rows = sum(segment.count for segment in segments)
+    if token_ids.shape != (rows,) or rows == 0:
+        raise ValueError(f"token_ids has shape {tuple(token_ids.shape)}, segments have {rows} rows")
+    if len({segment.slot for segment in segments}) != len(segments):
+        raise ValueError(f"two segments share a slot: {[segment.slot for segment in segments]}")
+    for segment in segments:
+        fits = 0 <= segment.slot < kv.num_slots and segment.start >= 0 and segment.stop <= kv.max_tokens
+        if not fits or segment.count < 1:
+            raise ValueError(f"{segment} does not fit {kv.num_slots} slots of {kv.max_tokens} tokens")

@@ -1,0 +1,144 @@
+"""Local Hugging Face directories: weights into a `Decoder`, tokenizer files into a tokenizer.
+
+Reads safetensors, one file or sharded with an index. Never touches the network. Knows tensor names and shapes of the
+Llama family; every mismatch is a `ModelError` that names the tensor.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from worker.models.config import DecoderConfig, ModelError, read_config
+from worker.models.decoder import Decoder, DecoderLayer, DecoderWeights
+from worker.models.linear import Linear, make_linear
+
+
+def load_decoder(path: Path, *, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Load a model directory.
+
+    Args:
+        path: directory with `config.json` and `model.safetensors` or `model.safetensors.index.json`.
+        dtype: float64, float32 or bfloat16; weights are converted to it.
+        device: where weights, caches and forwards live.
+
+    Raises:
+        ModelError: the directory, a config field or a tensor is missing, unsupported or of the wrong size.
+    """
+    config = read_config(path)
+    with torch.no_grad():
+        return Decoder(config, _Checkpoint(path, config, dtype, device).weights())
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Load a directory's tokenizer (a transformers `PreTrainedTokenizerFast`), offline.
+
+    Raises:
+        ModelError: there is no tokenizer, or it cannot be read.
+    """
+    from transformers import AutoTokenizer  # takes seconds to import: only those who need text pay
+
+    if not (path / "tokenizer.json").exists():
+        raise ModelError(f"{path}: no tokenizer.json")
+    try:
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:  # transformers documents no error types here
+        raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+
+
+class _Checkpoint:
+    """The tensors of one directory, read one by one, checked, placed."""
+
+    def __init__(self, path: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._path = path
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._files = _tensor_files(path)  # tensor name -> file
+        self._open: dict[Path, Any] = {}
+
+    def weights(self) -> DecoderWeights:
+        """Read everything."""
+        config = self._config
+        embedding = self._placed("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        if config.tie_word_embeddings:
+            head = make_linear(embedding, None, self._dtype, self._device)
+        else:
+            head = self._fused(["lm_head"], [config.vocab_size], config.hidden_size, bias=False)
+        return DecoderWeights(
+            embedding=embedding,
+            layers=[self._layer(f"model.layers.{index}.") for index in range(config.num_layers)],
+            final_norm=self._placed("model.norm.weight", config.hidden_size),
+            head=head,
+        )
+
+    def _layer(self, prefix: str) -> DecoderLayer:
+        config = self._config
+        queries = config.num_heads * config.head_dim
+        keys = config.num_kv_heads * config.head_dim
+        hidden, inner = config.hidden_size, config.intermediate_size
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        qkv_names = [f"{attention}{name}_proj" for name in "qkv"]
+        gate_up_names = [f"{mlp}gate_proj", f"{mlp}up_proj"]
+        return DecoderLayer(
+            input_norm=self._placed(f"{prefix}input_layernorm.weight", hidden),
+            qkv=self._fused(qkv_names, [queries, keys, keys], hidden, bias=config.attention_bias),
+            output=self._fused([f"{attention}o_proj"], [hidden], queries, bias=config.attention_bias),
+            post_attention_norm=self._placed(f"{prefix}post_attention_layernorm.weight", hidden),
+            gate_up=self._fused(gate_up_names, [inner, inner], hidden, bias=config.mlp_bias),
+            down=self._fused([f"{mlp}down_proj"], [hidden], inner, bias=config.mlp_bias),
+        )
+
+    def _fused(self, names: list[str], widths: list[int], in_features: int, *, bias: bool) -> Linear:
+        """Stack projections that read the same input into one."""
+        pairs = list(zip(names, widths, strict=True))
+        weight = torch.cat([self._read(f"{name}.weight", width, in_features) for name, width in pairs])
+        stacked_bias = (
+            torch.cat([self._read(f"{name}.bias", width) for name, width in pairs]) if bias else None
+        )
+        return make_linear(weight, stacked_bias, self._dtype, self._device)
+
+    def _placed(self, name: str, *shape: int) -> Tensor:
+        return self._read(name, *shape).to(self._device, self._dtype)
+
+    def _read(self, name: str, *shape: int) -> Tensor:
+        file = self._files.get(name)
+        if file is None:
+            raise ModelError(f"{self._path}: tensor {name} is missing")
+        try:
+            if file not in self._open:
+                self._open[file] = safe_open(str(file), framework="pt")
+            tensor: Tensor = self._open[file].get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{file}: tensor {name} cannot be read: {error}") from error
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{file}: tensor {name} has shape {tuple(tensor.shape)}, config.json says {shape}"
+            )
+        if not tensor.is_floating_point():
+            raise ModelError(
+                f"{file}: tensor {name} has dtype {tensor.dtype}; only floating dtypes are supported"
+            )
+        return tensor
+
+
+def _tensor_files(path: Path) -> dict[str, Path]:
+    """Map tensor names to the files that hold them."""
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return {name: path / file for name, file in weight_map.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index}: cannot be read: {error!r}") from error
+    single = path / "model.safetensors"
+    if not single.exists():
+        raise ModelError(f"{path}: neither model.safetensors nor model.safetensors.index.json is there")
+    try:
+        with safe_open(str(single), framework="pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{single}: cannot be read: {error}") from error
