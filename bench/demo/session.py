@@ -1,0 +1,224 @@
+"""One demonstration from start to summary: ports, the two programs, the phases.
+
+Both programs are started by their own console commands with the configurations a person would use; only ports
+that are taken are replaced, through the environment variables that override any field.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from controller.config import load_config as load_controller_config
+from rich.console import Console
+
+from bench.demo.display import Display, decision_line, open_display, summary
+from bench.demo.phases import Phase, schedule
+from bench.demo.processes import Children, DemoError, port_or_free
+from bench.demo.traffic import Traffic
+from bench.demo.watch import POLL_SECONDS, PhaseResult, Watch, merge
+from worker.config import load_config as load_worker_config
+from worker.protocol import SpecInfo
+
+READY_SECONDS = 600.0
+"""Loading, warm-up and self-check of the model on a slow machine; a dead child ends the wait at once."""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Base URLs, and the environment that makes the programs listen there."""
+
+    worker: str
+    worker_control: str
+    controller: str
+    worker_environment: dict[str, str]
+    controller_environment: dict[str, str]
+    notes: list[str]
+
+
+class Session:
+    """Runs one demonstration; the caller owns the children and stops them."""
+
+    def __init__(self, options: argparse.Namespace, console: Console, children: Children) -> None:
+        self._options = options
+        self._console = console
+        self._children = children
+
+    async def run(self) -> None:
+        """Start both programs, then send the phases or just serve.
+
+        Raises:
+            DemoError: a program died or a request failed.
+        """
+        addresses = choose_addresses(self._options.worker_config, self._options.controller_config)
+        for note in addresses.notes:
+            self._say(note)
+        async with AsyncExitStack() as stack:
+            worker, control, controller = [
+                await stack.enter_async_context(
+                    httpx.AsyncClient(base_url=url, timeout=10.0, trust_env=False)
+                )
+                for url in (addresses.worker, addresses.worker_control, addresses.controller)
+            ]
+            await self._start(
+                "worker", "spec-worker", self._options.worker_config, addresses.worker_environment, worker
+            )
+            await self._start(
+                "controller",
+                "spec-controller",
+                self._options.controller_config,
+                addresses.controller_environment,
+                controller,
+            )
+            info = SpecInfo.model_validate_json((await control.get("/v1/spec/info")).content)
+            self._introduce(addresses, info)
+            if self._options.no_traffic:
+                await self._serve(Watch(control, controller, lambda it: self._say(decision_line(it))))
+            else:
+                await self._show(Traffic(worker, info.model), control, controller)
+
+    async def _start(
+        self, name: str, command: str, config: Path, environment: dict[str, str], client: httpx.AsyncClient
+    ) -> None:
+        """Start a program and wait until it says that it is ready."""
+        program = Path(sys.executable).with_name(command)
+        child = self._children.start(name, [str(program), "run", "--config", str(config)], environment)
+        self._say(f"Starting the {name} ({command} run --config {config}) …")
+        began = time.monotonic()
+        while not await is_ready(client):
+            child.check()
+            if time.monotonic() - began > READY_SECONDS:
+                raise DemoError(f"the {name} was not ready after {READY_SECONDS:g} s:\n{child.tail()}")
+            await asyncio.sleep(0.2)
+        self._say(f"The {name} is ready after {time.monotonic() - began:.1f} s.")
+
+    def _introduce(self, addresses: Addresses, info: SpecInfo) -> None:
+        self._say(
+            f"\nModel {info.model} on {info.device} in {info.dtype}; drafter: {DRAFTERS[info.drafter]}.\n"
+            f"Depths that can be chosen: {info.candidate_steps}; without a plan: {info.fallback_num_steps}.\n"
+            f"  worker      {addresses.worker}/v1/chat/completions   {addresses.worker}/metrics\n"
+            f"  controller  {addresses.controller}/v1/workers   {addresses.controller}/v1/decisions\n"
+            f"  plan        {addresses.worker_control}/v1/spec/plan\n"
+            "Ctrl-C ends everything.\n"
+        )
+
+    async def _serve(self, watch: Watch) -> None:
+        """Tell decisions as they come, until the duration is over or for ever."""
+        seconds = self._options.duration
+        end = None if seconds is None else time.monotonic() + seconds
+        while end is None or time.monotonic() < end:
+            self._children.check()
+            await watch.poll()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _show(
+        self, traffic: Traffic, control: httpx.AsyncClient, controller: httpx.AsyncClient
+    ) -> None:
+        """Send the phases and show them; the summary comes last, also after Ctrl-C or a failure."""
+        results: list[PhaseResult] = []
+        display = open_display(self._console, results)
+        watch = Watch(control, controller, display.decision)
+        try:
+            for phase in schedule(self._options.duration):
+                await watch.until_idle()
+                results.append(watch.begin(phase))
+                display.say(f"phase: {phase.label} for {phase.seconds:g} s")
+                await self._phase(phase, traffic, watch, display)
+        finally:
+            display.close()
+            self._console.print(summary(merge(results)))
+            self._say(
+                f"{traffic.finished_total} requests finished; those cut by the end of a phase not counted."
+            )
+
+    async def _phase(self, phase: Phase, traffic: Traffic, watch: Watch, display: Display) -> None:
+        sending = asyncio.create_task(traffic.run(phase))
+        try:
+            while not sending.done():
+                self._children.check()
+                await watch.poll()
+                display.refresh(watch)
+                await asyncio.wait([sending], timeout=POLL_SECONDS)
+            await sending
+        except DemoError:
+            await asyncio.sleep(0.5)
+            self._children.check()  # A program's death says more than the request that it broke.
+            raise
+        finally:
+            sending.cancel()
+            watch.end()
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+DRAFTERS = {
+    "ngram": "n-gram lookup in prompt and output (it pays only where the text repeats itself)",
+    "model": "a draft model",
+    "none": "none, plain decoding",
+}
+
+
+async def is_ready(client: httpx.AsyncClient) -> bool:
+    """Ask `/readyz`."""
+    try:
+        return (await client.get("/readyz")).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def choose_addresses(worker_config: Path, controller_config: Path) -> Addresses:
+    """Take the configured ports where they are free, else others, and say so.
+
+    Raises:
+        DemoError: a configuration is not valid.
+    """
+    worker = _load(load_worker_config, worker_config).server
+    controller = _load(load_controller_config, controller_config).server
+    taken: set[int] = set()
+    notes = []
+
+    def choose(what: str, host: str, wanted: int) -> int:
+        port = port_or_free(host, wanted, taken)
+        if port != wanted and wanted:
+            notes.append(f"Port {wanted} ({what}) is taken; using {port}.")
+        return port
+
+    port = choose("worker", worker.host, worker.port)
+    control_port = choose("worker control", worker.control_host, worker.control_port)
+    controller_port = choose("controller", controller.host, controller.port)
+    control_url = url(worker.control_host, control_port)
+    return Addresses(
+        worker=url(worker.host, port),
+        worker_control=control_url,
+        controller=url(controller.host, controller_port),
+        worker_environment={
+            "SPEC_WORKER_SERVER__PORT": str(port),
+            "SPEC_WORKER_SERVER__CONTROL_PORT": str(control_port),
+        },
+        controller_environment={
+            "SPEC_CONTROLLER_SERVER__PORT": str(controller_port),
+            "SPEC_CONTROLLER_WORKERS": json.dumps([{"id": "local", "url": control_url}]),
+        },
+        notes=notes,
+    )
+
+
+def _load(load: Callable[[Path], Any], path: Path) -> Any:
+    try:
+        return load(path)
+    except (OSError, ValueError) as error:  # pydantic's and tomllib's errors are ValueErrors.
+        raise DemoError(f"{path}: {error}") from error
+
+
+def url(host: str, port: int) -> str:
+    """Return the base URL under which a listener on `host` is reached from this machine."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
