@@ -1,0 +1,152 @@
+"""One generation as the event loop sees it: tokens from the engine's thread in, pieces of text out.
+
+The bridge between the two worlds. The engine's thread only appends to a list and wakes the loop; a reader that is
+slow finds several chunks merged into one piece, so what waits is never more than the request's own tokens.
+Whatever ends the reading (a finish, a disconnect, an error) the engine is told at once. Knows no wire format.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from uuid import uuid4
+
+from worker.api.errors import ApiError
+from worker.api.served import ServingEngine
+from worker.metrics import ServerMetrics
+from worker.request import (
+    EngineStopped,
+    FinishReason,
+    PromptTooLong,
+    QueueFull,
+    Request,
+    RequestRejected,
+    SamplingParams,
+    TokenChunk,
+)
+from worker.tokenization import Tokenizer
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What became certain since the last piece."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    matched_stop: int | None = None
+
+
+class Generation:
+    """A submitted request and its output so far. Lives on the event loop; only `_sink` runs elsewhere."""
+
+    def __init__(
+        self,
+        engine: ServingEngine,
+        tokenizer: Tokenizer,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        metrics: ServerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.id = uuid4().hex
+        self.request = Request(
+            id=self.id,
+            prompt_ids=prompt_ids,
+            params=params,
+            sink=self._sink,
+            eos_token_ids=tokenizer.eos_token_ids,
+        )
+        self.text = ""
+        self.output_ids: list[int] = []
+        self.finish: Piece | None = None
+        """The last piece, once there is one."""
+        self._engine = engine
+        self._detokenizer = tokenizer.detokenizer()
+        self._metrics = metrics
+        self._clock = clock
+        self._started = clock()
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._pending: list[TokenChunk] = []
+        self._closed = False
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since submission."""
+        return self._clock() - self._started
+
+    def submit(self) -> None:
+        """Hand the request to the engine.
+
+        Raises:
+            ApiError: 429 the queue is full, 400 the prompt is too long, 503 the engine is stopping.
+        """
+        try:
+            self._engine.submit(self.request)
+        except RequestRejected as rejected:
+            self._closed = True
+            raise _refusal(rejected) from None
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Yield the output as it grows; the last piece has a finish reason."""
+        while self.finish is None:
+            await self._arrived.wait()
+            self._arrived.clear()
+            chunks, self._pending = self._pending, []
+            if not chunks:
+                continue
+            if not self.output_ids:
+                self._metrics.time_to_first_token.observe(self.elapsed_seconds)
+            piece = self._assemble(chunks)
+            self.text += piece.text
+            self.output_ids += piece.token_ids
+            if piece.finish_reason is not None:
+                self.finish = piece
+                self._metrics.request_duration.observe(self.elapsed_seconds)
+            yield piece
+
+    async def collect(self) -> None:
+        """Read to the end; then `text`, `output_ids` and `finish` are complete."""
+        async for _ in self.pieces():
+            pass
+
+    def close(self) -> None:
+        """Tell the engine that nobody reads any more; does nothing after the end or a second time."""
+        if self.finish is None and not self._closed:
+            self._engine.abort(self.id)
+        self._closed = True
+
+    def _sink(self, chunk: TokenChunk) -> None:
+        """Take a chunk on the engine's thread."""
+        # A closed loop means that the server is gone: there is nobody to tell.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._receive, chunk)
+
+    def _receive(self, chunk: TokenChunk) -> None:
+        if not self._closed:
+            self._pending.append(chunk)
+            self._arrived.set()
+
+    def _assemble(self, chunks: list[TokenChunk]) -> Piece:
+        """Merge chunks into one piece. The stop token that ended the request has an id but no text."""
+        last = chunks[-1]
+        token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
+        shown = token_ids if last.matched_stop is None else token_ids[:-1]
+        text = self._detokenizer.push(shown)
+        if last.finish_reason is not None:
+            text += self._detokenizer.finish()
+        return Piece(text, token_ids, last.finish_reason, last.error, last.matched_stop)
+
+
+def _refusal(rejected: RequestRejected) -> ApiError:
+    message = str(rejected)
+    if isinstance(rejected, QueueFull):
+        seconds = max(1, round(rejected.retry_after_seconds))
+        return ApiError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
+    if isinstance(rejected, PromptTooLong):
+        return ApiError(400, message, code="context_length_exceeded")
+    code = "stopping" if isinstance(rejected, EngineStopped) else None
+    return ApiError(503, message, code=code, headers={"Retry-After": "5"})

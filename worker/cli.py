@@ -1,0 +1,189 @@
+"""`spec-worker`: run a worker, check its configuration, fetch the default model.
+
+Only arguments, messages and exit codes; heavy imports wait until a command needs them.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from worker.config import ENV_PREFIX, WorkerConfig, load_config
+
+if TYPE_CHECKING:
+    from worker.process import Loaded
+
+EXIT_OK, EXIT_FAILED, EXIT_BAD_CONFIG = 0, 1, 2
+
+DESCRIPTION = """\
+Serve a language model with speculative decoding, at a depth that can be changed while it runs.
+"""
+
+EPILOG = f"""\
+examples:
+  spec-worker run                                    the default model on 127.0.0.1:8100
+  spec-worker run --config configs/worker.toml       your own settings
+  spec-worker config check --config my.toml          print what would be used, or what is wrong
+  spec-worker fetch-model                            fetch the default model now, for use offline
+
+configuration:
+  Defaults, then the file, then the environment: {ENV_PREFIX}SECTION__FIELD, for example
+  {ENV_PREFIX}MODEL__PATH=/models/my-llama  or  {ENV_PREFIX}SERVER__PORT=9000.
+  configs/worker.toml shows every field with its meaning.
+
+exit codes:
+  0  stopped on request     1  cannot serve (address taken, model not loadable)     2  bad arguments or configuration
+
+The first SIGTERM or Ctrl-C drains: new requests get 503, running ones may finish. The second leaves at once.
+"""
+
+RUN_EPILOG = """\
+Two listeners open at once. The inference port serves /v1/chat/completions, /generate, /v1/models, /metrics, /healthz
+and /readyz (503 until the model is loaded). The control port serves /v1/spec/{info,stats,plan}; it stays on loopback
+unless there is a token (server.control_token_file) or server.allow_open_control is true.
+"""
+
+
+class BadConfiguration(Exception):
+    """The configuration is refused; `lines` are `field: message`."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.command(arguments)
+    except BadConfiguration as error:
+        for line in error.lines:
+            _complain(line)
+        return EXIT_BAD_CONFIG
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="spec-worker", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw
+    )
+    parser.add_argument("--version", action="version", version=f"spec-worker {version('slipstream')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    run = commands.add_parser(
+        "run", help="load the model and serve it", epilog=RUN_EPILOG, formatter_class=raw
+    )
+    _add_config(run)
+    run.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: info"
+    )
+    run.set_defaults(command=_run)
+
+    config = commands.add_parser("config", help="look at the configuration")
+    actions = config.add_subparsers(title="actions", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check", help="print the resolved configuration as JSON, or what is wrong with it"
+    )
+    _add_config(check)
+    check.set_defaults(command=_config_check)
+
+    fetch = commands.add_parser("fetch-model", help="fetch and convert the default model, unless it is there")
+    fetch.set_defaults(command=_fetch_model)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; default: built-in defaults")
+
+
+def _load_config(path: Path | None) -> WorkerConfig:
+    """Load and check everything that can be checked without the model (BadConfiguration otherwise)."""
+    from worker.control import ControlError, read_control_token
+
+    try:
+        config = load_config(path)
+        read_control_token(config.server)
+    except OSError as error:
+        raise BadConfiguration([f"--config: cannot read {path}: {error.strerror}"]) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfiguration([f"--config: {path} is not TOML: {error}"]) from None
+    except ValidationError as error:
+        raise BadConfiguration(_field_lines(error)) from None
+    except ControlError as error:
+        raise BadConfiguration([str(error)]) from None
+    except ValueError as error:  # an environment variable that names no field, or is no JSON
+        raise BadConfiguration([str(error)]) from None
+    return config
+
+
+def _field_lines(error: ValidationError) -> list[str]:
+    """Return `field: message`; messages of whole-section checks name their field themselves."""
+    lines = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "value_error" and message.startswith(field.partition(".")[0] or "engine."):
+            lines.append(message if ":" in message else f"{field or message.split()[0]}: {message}")
+        else:
+            given = f" (got {item['input']!r})" if not isinstance(item["input"], dict) else ""
+            lines.append(f"{field}: {message}{given}")
+    return lines
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    config = _load_config(arguments.config)
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for noisy in ("uvicorn", "httpx", "transformers"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    from worker.process import StartFailure, run
+
+    try:
+        return run(config, _load_model)
+    except StartFailure as error:
+        _complain(str(error))
+        return EXIT_FAILED
+
+
+def _load_model(config: WorkerConfig) -> "Loaded":
+    """Load engine and tokenizer, and start the engine. Slow: seconds, minutes with a download."""
+    from worker.build import build_engine, model_directory
+    from worker.process import Loaded
+    from worker.tokenization import Tokenizer
+
+    tokenizer = Tokenizer.load(model_directory(config.model.path))
+    engine = build_engine(config)
+    engine.start()
+    return Loaded(engine, tokenizer)
+
+
+def _config_check(arguments: argparse.Namespace) -> int:
+    config = _load_config(arguments.config)
+    sys.stdout.write(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
+    return EXIT_OK
+
+
+def _fetch_model(arguments: argparse.Namespace) -> int:
+    from worker.models.config import ModelError
+    from worker.models.fetch import ensure_default_model
+
+    try:
+        directory = ensure_default_model()
+    except (ModelError, OSError) as error:
+        _complain(str(error))
+        return EXIT_FAILED
+    sys.stdout.write(f"{directory}\n")
+    return EXIT_OK
+
+
+def _complain(line: str) -> None:
+    sys.stderr.write(f"spec-worker: {line}\n")
