@@ -24,7 +24,9 @@ class DecodeBatch:
         return len(self.requests)
 
 
-def row_budget(request: Request, *, num_steps: int, max_context_tokens: int, drafter_context_tokens: int | None) -> int:
+def row_budget(
+    request: Request, *, num_steps: int, max_context_tokens: int, drafter_context_tokens: int | None
+) -> int:
     """Return min(num_steps, tokens left - 1, context left, drafter's context left), at least 0.
 
     A round emits one token more than its correct drafts, so the last token of `max_tokens` needs no draft. The
@@ -33,5 +35,5 @@ def row_budget(request: Request, *, num_steps: int, max_context_tokens: int, dra
     room = min(num_steps, request.tokens_left - 1, max_context_tokens - request.committed - 1)
     if drafter_context_tokens is not None:
         # The last forward of a k-token draft reads the token at position committed + k - 2.
-        room = min(room, drafter_context_tokens - request.committed)
+        room = min(room, drafter_context_tokens - request.committed + 1)
     return max(0, room)

@@ -99,6 +99,11 @@ class KVCache:
         self._is_free[slot] = True
         heapq.heappush(self._free, slot)
 
+    def clear(self, slot: int) -> None:
+        """Zero a slot's content: after an error it may hold NaN, which a mask does not hide."""
+        for layer in self.layers:
+            layer[:, slot].zero_()
+
     def check_integrity(self) -> None:
         """Check an idle cache: every slot free exactly once, no NaN or infinity stored.
 

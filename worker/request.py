@@ -72,6 +72,13 @@ class RequestSpecStats:
     histogram: dict[int, int] = field(default_factory=dict)
     """Rounds by number of correct drafts."""
 
+    def record(self, *, num_proposed: int, num_correct: int) -> None:
+        """Add one round."""
+        self.rounds += 1
+        self.proposed_drafts += num_proposed
+        self.correct_drafts += num_correct
+        self.histogram[num_correct] = self.histogram.get(num_correct, 0) + 1
+
 
 @dataclass(eq=False)
 class Request:
@@ -105,6 +112,13 @@ class Request:
 
     def __post_init__(self) -> None:
         self.seed = secrets.randbits(63) if self.params.seed is None else self.params.seed
+
+    @property
+    def held_slot(self) -> int:
+        """The KV slot; RuntimeError for a request that holds none (a bug, not a client's mistake)."""
+        if self.slot is None:
+            raise RuntimeError(f"request {self.id} holds no slot")
+        return self.slot
 
     @property
     def committed(self) -> int:

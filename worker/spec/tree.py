@@ -57,4 +57,6 @@ def organize_draft_results(
 def check_in_bounds(index: Tensor, width: int) -> None:
     """Raise ValueError if any index is outside `[0, width)`: a gather past the end corrupts silently on a GPU."""
     if index.numel() and not bool(((index >= 0) & (index < width)).all()):
-        raise ValueError(f"draft index out of bounds: values in [{int(index.min())}, {int(index.max())}], width {width}")
+        raise ValueError(
+            f"draft index out of bounds: values in [{int(index.min())}, {int(index.max())}], width {width}"
+        )

@@ -1,0 +1,111 @@
+"""A whole engine over tiny float64 models, driven step by step in the test's own thread."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.build import build_engine
+from worker.config import WorkerConfig
+from worker.engine_thread import EngineThread
+from worker.protocol import PlanEntry, SpecPlan
+from worker.request import Request, SamplingParams, TokenChunk
+
+
+@dataclass
+class Collected:
+    """A request and everything it handed out."""
+
+    request: Request
+    chunks: list[TokenChunk] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for chunk in self.chunks for token in chunk.token_ids]
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.chunks[-1].finish_reason if self.chunks else None
+
+
+class Rig:
+    """An engine thread that is never started: tests call `step` themselves."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        self.thread = thread
+        self.engine = thread._engine
+        self._version = 0
+        self._ids = 0
+
+    def submit(self, prompt: Sequence[int], eos: Sequence[int] = (), **params: Any) -> Collected:
+        params = {"max_tokens": 24, "temperature": 0.0, **params}
+        self._ids += 1
+        collected: Collected
+        request = Request(
+            f"request-{self._ids}",
+            list(prompt),
+            SamplingParams(**params),
+            lambda chunk: collected.chunks.append(chunk),
+            eos_token_ids=frozenset(eos),
+        )
+        collected = Collected(request)
+        self.thread.submit(request)
+        return collected
+
+    def generate(self, prompt: Sequence[int], eos: Sequence[int] = (), **params: Any) -> Collected:
+        collected = self.submit(prompt, eos, **params)
+        self.thread.run_until_idle()
+        return collected
+
+    def set_depth(self, num_steps: int) -> None:
+        self._version += 1
+        self.thread.put_plan(
+            SpecPlan(
+                controller_epoch=1,
+                version=self._version,
+                boot_id=self.thread.info.boot_id,
+                ttl_seconds=3600.0,
+                entries=[PlanEntry(max_batch_size=64, num_steps=num_steps)],
+            )
+        )
+
+    def step(self) -> None:
+        self.engine.step()
+
+    def assert_idle_and_clean(self) -> None:
+        """Nothing is held once nothing runs: the leak oracle."""
+        assert not self.thread._scheduler.has_work()
+        self.engine._runner.kv.check_integrity()
+        queue = self.thread.stats().queue
+        assert queue.kv_tokens_free == queue.kv_tokens_total
+
+
+MakeRig = Callable[..., Rig]
+
+
+@pytest.fixture
+def make_rig(tiny_model_dir: Callable[..., Path]) -> MakeRig:
+    """`make_rig(drafter="model", draft={...}, target={...}, spec={...}, engine={...})`; draft=None: the target."""
+
+    def make(
+        *,
+        drafter: str = "model",
+        target: dict[str, Any] | None = None,
+        draft: dict[str, Any] | None = None,
+        spec: dict[str, Any] | None = None,
+        engine: dict[str, Any] | None = None,
+    ) -> Rig:
+        path = tiny_model_dir(**(target or {}))
+        spec_values: dict[str, Any] = {"drafter": drafter, "num_steps": 0, **(spec or {})}
+        if drafter == "model":
+            spec_values["draft_model_path"] = str(path if draft is None else tiny_model_dir(**draft))
+        config = WorkerConfig(
+            model={"path": str(path), "dtype": "float64", "device": "cpu", "threads": 1},
+            spec=spec_values,
+            engine={"max_running_requests": 8, "max_context_tokens": 256, "prefill_chunk_tokens": 32, **(engine or {})},
+        )
+        return Rig(build_engine(config))
+
+    return make

@@ -1,0 +1,181 @@
+"""Building an engine from a configuration: models, caches, tiers, self-check. Slow; done once, before serving.
+
+The only module that knows how the parts fit together; none of them knows the configuration.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from worker.config import SpecConfig, WorkerConfig
+from worker.device import available_cores, choose_device, choose_dtype
+from worker.engine import Engine
+from worker.engine_thread import EngineThread
+from worker.model_runner import ModelRunner
+from worker.models.config import ModelError
+from worker.models.fetch import ensure_default_model
+from worker.models.loader import load_decoder, load_tokenizer
+from worker.protocol import SpecInfo
+from worker.scheduler import Scheduler
+from worker.self_check import check_every_tier
+from worker.spec.draft import Drafter
+from worker.spec.model_draft import ModelDrafter
+from worker.spec.ngram import NgramDrafter
+from worker.spec.plan import PlanTable
+from worker.spec.runtime_state import build_runtime_states
+from worker.spec.stats import StatsRecorder
+
+logger = logging.getLogger(__name__)
+
+
+def model_directory(path: str) -> Path:
+    """Return the directory of a `path` setting, fetching the default model if that is what it names."""
+    return ensure_default_model() if path == "default" else Path(path)
+
+
+def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineThread:
+    """Load, size, warm up and check everything.
+
+    Raises:
+        ModelError: a model cannot be loaded, or the two do not fit together.
+        ValueError: a setting does not fit the machine or the model.
+        SelfCheckFailed: a tier does not give plain decoding's tokens.
+    """
+    torch.set_num_threads(config.model.threads or available_cores())
+    device = choose_device(config.model.device)
+    directory = model_directory(config.model.path)
+    tokenizer = load_tokenizer(directory)
+    decoder = load_decoder(directory, dtype=choose_dtype(config.model.dtype, device), device=device)
+    engine, spec = config.engine, config.spec
+    limit = decoder.config.max_position_embeddings
+    if engine.max_context_tokens > limit:
+        raise ValueError(
+            f"engine.max_context_tokens {engine.max_context_tokens} is above the model's limit {limit}"
+        )
+    runner = ModelRunner(
+        decoder,
+        num_slots=engine.max_running_requests,
+        max_tokens=engine.max_context_tokens,
+        num_tokens=len(tokenizer),
+    )
+    drafter = _build_drafter(config, tokenizer, device)
+    states = build_runtime_states(
+        spec.candidate_steps, max_batch_size=engine.max_running_requests, device=device
+    )
+    info = SpecInfo(
+        boot_id=uuid.uuid4().hex,
+        version=version("slipstream"),
+        model=config.model.name or directory.name,
+        drafter=spec.drafter,
+        topk=spec.topk,
+        device=_device_name(device),
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        candidate_steps=spec.candidate_steps,
+        fallback_num_steps=spec.num_steps,
+        fast_path=drafter.fast_path if drafter else "not applicable",
+        max_running_requests=engine.max_running_requests,
+        max_context_tokens=engine.max_context_tokens,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        adaptation=len(spec.candidate_steps) > 1,
+        adaptation_off_reason=None
+        if len(spec.candidate_steps) > 1
+        else "spec.candidate_steps has one tier only",
+    )
+
+    def assemble(fallback_num_steps: int) -> EngineThread:
+        scheduler = Scheduler(
+            runner.kv,
+            max_running_requests=engine.max_running_requests,
+            max_waiting_requests=engine.max_waiting_requests,
+            max_context_tokens=engine.max_context_tokens,
+            prefill_chunk_tokens=engine.prefill_chunk_tokens,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            deepest_num_steps=spec.candidate_steps[-1],
+        )
+        plans = PlanTable(
+            boot_id=info.boot_id, candidate_steps=spec.candidate_steps, fallback_num_steps=fallback_num_steps
+        )
+        recorder = StatsRecorder()
+        return EngineThread(
+            Engine(
+                info=info,
+                runner=runner,
+                drafter=drafter,
+                states=states,
+                scheduler=scheduler,
+                plans=plans,
+                recorder=recorder,
+                clock=clock,
+            ),
+            scheduler=scheduler,
+            plans=plans,
+            recorder=recorder,
+            kv_tokens_per_slot=engine.max_context_tokens,
+            hang_seconds=engine.hang_seconds,
+            clock=clock,
+        )
+
+    check_every_tier(assemble, states, runner, drafter)
+    return assemble(spec.num_steps)
+
+
+def _build_drafter(config: WorkerConfig, tokenizer: Any, device: torch.device) -> Drafter | None:
+    spec, engine = config.spec, config.engine
+    if spec.drafter == "none":
+        return None
+    if spec.drafter == "ngram":
+        return NgramDrafter(ngram_min=spec.ngram_min, ngram_max=spec.ngram_max, device=device)
+    return _build_model_drafter(spec, config, tokenizer, device, rows=engine.max_running_requests)
+
+
+def _build_model_drafter(
+    spec: SpecConfig, config: WorkerConfig, tokenizer: Any, device: torch.device, *, rows: int
+) -> ModelDrafter:
+    directory = Path(spec.draft_model_path or "")
+    check_same_tokens(tokenizer, load_tokenizer(directory), directory)
+    decoder = load_decoder(directory, dtype=choose_dtype(config.model.dtype, device), device=device)
+    if decoder.config.vocab_size < len(tokenizer):
+        raise ModelError(
+            f"{directory}: vocab_size {decoder.config.vocab_size} is below the tokenizer's {len(tokenizer)} tokens"
+        )
+    runner = ModelRunner(
+        decoder,
+        num_slots=rows,
+        # A row near its end still runs the round's whole depth; what it drafts past its budget is not verified.
+        max_tokens=config.engine.max_context_tokens + spec.candidate_steps[-1] + 1,
+        num_tokens=len(tokenizer),
+    )
+    return ModelDrafter(
+        runner,
+        topk=spec.topk,
+        max_rows=max(config.engine.cuda_graph_max_batch_size, rows, 1),
+        use_fast_path=spec.fast_path == "auto",
+        catch_up_chunk_tokens=config.engine.prefill_chunk_tokens,
+    )
+
+
+def check_same_tokens(target: Any, draft: Any, directory: Path) -> None:
+    """Compare two tokenizers by their token strings, id by id: equal sizes prove nothing.
+
+    Raises:
+        ModelError: naming the first id that means something else to the draft model.
+    """
+    ours, theirs = (
+        {id_: token for token, id_ in tokenizer.get_vocab().items()} for tokenizer in (target, draft)
+    )
+    for id_ in sorted(ours.keys() | theirs.keys()):
+        if ours.get(id_) != theirs.get(id_):
+            raise ModelError(
+                f"{directory}: the draft's tokenizer differs from the target's at id {id_}: "
+                f"{theirs.get(id_)!r} instead of {ours.get(id_)!r}"
+            )
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,246 @@
+"""Start here: the engine. One thread owns the device and runs `Engine.step` over and over.
+
+    schedule ▶ draft ▶ verify ▶ commit ▶ record
+
+A *round* is one draft + verify + commit of the decoding batch. Its depth is looked up once, before drafting, and
+cannot change within it. Knows nothing about HTTP, text or who makes the plans.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from worker.batch import DecodeBatch, row_budget
+from worker.model_runner import ModelRunner
+from worker.models.attention import Segment
+from worker.protocol import SpecInfo
+from worker.request import FinishReason, Phase, Request, TokenChunk
+from worker.sampling import Draw, draw_tokens
+from worker.scheduler import PrefillChunk, Scheduler
+from worker.spec.draft import Drafter, DraftOutput
+from worker.spec.plan import PlanTable
+from worker.spec.runtime_state import SpecRuntimeState
+from worker.spec.stats import RoundTimes, RowOutcome, StatsRecorder
+from worker.spec.verify import Verdict, verify
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Serves requests speculatively. Owned by one thread (see `engine_thread.py`); `step` is all it does."""
+
+    def __init__(
+        self,
+        *,
+        info: SpecInfo,
+        runner: ModelRunner,
+        drafter: Drafter | None,
+        states: Mapping[int, SpecRuntimeState],
+        scheduler: Scheduler,
+        plans: PlanTable,
+        recorder: StatsRecorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Put the parts together (`build.py` makes them)."""
+        self.info = info
+        self._runner = runner
+        self._drafter = drafter
+        self._states = states
+        self._scheduler = scheduler
+        self._plans = plans
+        self._recorder = recorder
+        self._clock = clock
+        self.state = states[0]
+        self.apply_runtime_state(states[0])
+
+    # ---- the loop ----
+
+    def step(self) -> None:
+        """Do one step: a prefill where one is due, then one round of the decoding batch."""
+        self._end_aborted()
+        plan = self._scheduler.schedule()
+        for chunk in plan.prefill:
+            self._prefill(chunk)
+        if not plan.decode:
+            return
+        began = self._clock()
+        batch = self._begin_round(plan.decode)
+        try:
+            batch, draft = self._draft(batch)
+            drafted = self._clock()
+            verdicts, verify_rows = self._verify(batch, draft)
+            verified = self._clock()
+        except Exception as error:
+            logger.exception("round of %d requests failed", batch.size)
+            self.fail(batch.requests, f"internal error: {error}")
+            return
+        rows = zip(batch.requests, verdicts, batch.row_budgets, draft.num_proposed, strict=True)
+        outcomes = [self._commit(*row) for row in rows]
+        self._recorder.record_round(
+            num_steps=batch.num_steps,
+            rows=outcomes,
+            verify_rows=verify_rows,
+            times=RoundTimes(
+                draft_seconds=drafted - began - draft.catch_up_seconds,
+                verify_seconds=verified - drafted,
+                round_seconds=self._clock() - began - draft.catch_up_seconds,
+                catch_up_seconds=draft.catch_up_seconds,
+            ),
+            shared_with_prefill=bool(plan.prefill),
+        )
+
+    def apply_runtime_state(self, state: SpecRuntimeState) -> None:
+        """Make `state` the depth of the coming rounds: the one way to change it, between rounds only."""
+        if self._drafter is not None:
+            self._drafter.apply_runtime_state(state)
+        self.state = state
+
+    def _begin_round(self, requests: Sequence[Request]) -> DecodeBatch:
+        """Look the depth up, fix every request's budget, and put the tier that covers them in force."""
+        depth = self._plans.depth_for_round(len(requests), self._clock())
+        budgets = [
+            row_budget(
+                request,
+                num_steps=depth.num_steps,
+                max_context_tokens=self.info.max_context_tokens,
+                drafter_context_tokens=self._drafter.max_context_tokens if self._drafter else None,
+            )
+            for request in requests
+        ]
+        # Where nobody can use the whole depth (all near their end), the smallest tier that suffices is run.
+        num_steps = min(tier for tier in self._states if tier >= max(budgets))
+        if num_steps != self.state.num_steps:
+            self.apply_runtime_state(self._states[num_steps])
+        return DecodeBatch(requests, num_steps, budgets)
+
+    def _draft(self, batch: DecodeBatch) -> tuple[DecodeBatch, DraftOutput]:
+        """Draft; a drafter that fails makes this a round at depth 0, and is counted."""
+        if self._drafter is not None and batch.num_steps > 0:
+            try:
+                return batch, self._drafter.draft(batch)
+            except Exception as error:
+                logger.warning("drafter failed, round runs at depth 0: %s", error)
+                self._recorder.record_draft_failure()
+                self.apply_runtime_state(self._states[0])
+                batch = DecodeBatch(batch.requests, 0, [0] * batch.size)
+        nothing = torch.zeros(batch.size, 0, dtype=torch.long, device=self._runner.device)
+        return batch, DraftOutput(nothing, [0] * batch.size)
+
+    @torch.inference_mode()
+    def _verify(self, batch: DecodeBatch, draft: DraftOutput) -> tuple[list[Verdict], int]:
+        """Run the target over roots and drafts; return the verdicts and the rows it computed."""
+        device = self._runner.device
+        roots = torch.tensor(
+            [request.token_at(request.committed - 1) for request in batch.requests], device=device
+        )
+        num_proposed = torch.tensor(draft.num_proposed, device=device)
+        rows = self.state.fill(roots, draft.draft_tokens, num_proposed)
+        segments = [
+            Segment(request.held_slot, request.committed - 1, 1 + count)
+            for request, count in zip(batch.requests, draft.num_proposed, strict=True)
+        ]
+        logits = self._runner.decode(rows, segments)
+        padded = draft.draft_tokens.tolist()
+        drafts = [tokens[:count] for tokens, count in zip(padded, draft.num_proposed, strict=True)]
+        return verify(logits, batch.requests, drafts), len(rows)
+
+    def _commit(self, request: Request, verdict: Verdict, budget: int, num_proposed: int) -> RowOutcome:
+        """Append what was accepted, up to EOS or a limit; roll the KV back to the committed tokens; hand out."""
+        context_tokens = request.committed
+        if not verdict.accept_tokens:
+            self.fail([request], "internal error: the model's logits hold NaN")
+            return RowOutcome(0, 0, 0, 0, 0, context_tokens)
+        emitted, reason = _cut(request, verdict.accept_tokens)
+        correct = min(verdict.num_correct_drafts, len(emitted))
+        request.output_ids += emitted
+        request.kv_length = request.committed - 1
+        request.spec.record(num_proposed=num_proposed, num_correct=correct)
+        if reason is None and self._drafter is not None:
+            self._drafter.commit(request)
+        outcome = RowOutcome(
+            num_proposed_drafts=num_proposed,
+            num_correct_drafts=correct,
+            num_accept_tokens=len(verdict.accept_tokens),
+            num_emitted_tokens=len(emitted),
+            row_budget=budget,
+            context_tokens=context_tokens,
+        )
+        self._hand_out(request, emitted, reason)
+        return outcome
+
+    @torch.inference_mode()
+    def _prefill(self, chunk: PrefillChunk) -> None:
+        """Store a chunk of a prompt; after the last one draw the first token, which belongs to no round."""
+        request = chunk.request
+        try:
+            logits = self._runner.prefill(
+                request.held_slot, chunk.start, request.prompt_ids[chunk.start : chunk.stop]
+            )
+            request.kv_length = chunk.stop
+            if not chunk.is_last:
+                return
+            token = int(draw_tokens(logits, [Draw.at(request, request.committed)]))
+        except Exception as error:
+            logger.exception("prefill of request %s failed", request.id)
+            self.fail([request], f"internal error: {error}")
+            return
+        if token < 0:
+            self.fail([request], "internal error: the model's logits hold NaN")
+            return
+        emitted, reason = _cut(request, [token])
+        request.output_ids += emitted
+        request.phase = Phase.RUNNING
+        request.first_token_seconds = self._clock()
+        self._recorder.record_first_token(len(request.prompt_ids))
+        self._hand_out(request, emitted, reason)
+
+    # ---- the ends of a request: every one goes through _finish ----
+
+    def _hand_out(self, request: Request, token_ids: Sequence[int], reason: FinishReason | None) -> None:
+        if reason is not None:
+            stop = token_ids[-1] if reason == "stop" else None
+            self._finish(request, TokenChunk(tuple(token_ids), reason, matched_stop=stop))
+        else:
+            self._send(request, TokenChunk(tuple(token_ids)))
+
+    def fail(self, requests: Sequence[Request], message: str) -> None:
+        """End requests with an error; the others and the server live on."""
+        for request in requests:
+            if request.slot is not None:
+                # What went wrong may be stored: a NaN behind the mask would poison the slot's next owner.
+                self._runner.kv.clear(request.slot)
+            self._finish(request, TokenChunk((), "error", error=message))
+
+    def _end_aborted(self) -> None:
+        for request in self._scheduler.requests():
+            if request.aborted.is_set():
+                self._finish(request, TokenChunk((), "abort"))
+
+    def _finish(self, request: Request, chunk: TokenChunk) -> None:
+        slot = request.slot
+        self._scheduler.remove(request)
+        if slot is not None and self._drafter is not None:
+            self._drafter.release(slot)
+        request.phase = Phase.FINISHED
+        request.finish_reason = chunk.finish_reason
+        request.finish_seconds = self._clock()
+        self._recorder.record_finish(chunk.finish_reason or "error")
+        self._send(request, chunk)
+
+    def _send(self, request: Request, chunk: TokenChunk) -> None:
+        try:
+            request.sink(chunk)
+        except Exception:
+            logger.exception("sink of request %s failed", request.id)
+            request.aborted.set()
+
+
+def _cut(request: Request, accept_tokens: Sequence[int]) -> tuple[list[int], FinishReason | None]:
+    """Return the tokens to hand out, cut at the first one that ends the request, and the reason if it ends."""
+    accept_tokens = accept_tokens[: request.tokens_left]
+    for index, token in enumerate(accept_tokens):
+        if request.ends_with(token):
+            return list(accept_tokens[: index + 1]), "stop"
+    return list(accept_tokens), "length" if len(accept_tokens) == request.tokens_left else None

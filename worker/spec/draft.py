@@ -1,0 +1,185 @@
+"""Drafting: the protocol of all drafters, and `draft_forward` with its topk=1 fast path.
+
+A drafter proposes tokens; it never decides what is emitted, so a bad one costs time and no correctness. New kinds
+(an EAGLE head next) subclass `ChainDrafter` and bring their own forward. Knows nothing about plans or HTTP.
+The fast path follows the analysis of SGLang #26424.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from worker.batch import DecodeBatch
+from worker.request import Request
+from worker.sampling import Draw, draw_tokens
+from worker.spec.runtime_state import SpecRuntimeState
+from worker.spec.tree import DraftTree, organize_draft_results, parent_width
+
+
+class DraftOutput(NamedTuple):
+    """What a drafter proposes for one round."""
+
+    draft_tokens: Tensor  # [bs, num_draft_tokens - 1] int64; past num_proposed the values mean nothing
+    num_proposed: Sequence[int]  # per request, at most its row_budget
+    catch_up_seconds: float = 0.0
+    """Part of the draft stage spent on bringing the drafter's own KV up to date."""
+
+
+class DraftFailure(RuntimeError):
+    """The drafter produced nothing usable (NaN); the round runs at depth 0."""
+
+
+class Drafter(Protocol):
+    """What the engine asks of a drafter. All calls come from the engine thread."""
+
+    @property
+    def fast_path(self) -> Literal["on", "off", "not applicable"]:
+        """Whether drafting skips organising; not applicable where there is nothing to organise."""
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """Longest text it can draft for; None: no limit of its own."""
+
+    def apply_runtime_state(self, state: SpecRuntimeState) -> None:
+        """Adopt a tier; called between rounds only, through the engine's one way to change depth."""
+
+    def draft(self, batch: DecodeBatch) -> DraftOutput:
+        """Propose up to `row_budgets` tokens per request; may raise DraftFailure. `batch.num_steps` is > 0."""
+
+    def commit(self, request: Request) -> None:
+        """Follow the outcome of a round: drop what the drafter stored past the committed tokens."""
+
+    def release(self, slot: int) -> None:
+        """Forget a slot; called exactly once for each end of a request, on every path."""
+
+
+class ChainDrafter:
+    """Base of drafters that run a model: depth, chain buffers, and the organising end of `draft_forward`."""
+
+    def __init__(
+        self,
+        *,
+        topk: int,
+        max_rows: int,
+        device: torch.device,
+        use_fast_path: bool,
+    ) -> None:
+        """Set up without a depth; `apply_runtime_state` gives it one.
+
+        Args:
+            topk: candidates kept per step; 1 is a chain.
+            max_rows: max(cuda_graph_max_bs, max_running_requests, 1): rows of the preallocated buffers.
+            device: where drafts are made.
+            use_fast_path: False always organises the long way (kill switch, and the reference in tests).
+        """
+        self.topk = topk
+        self.num_steps = 0
+        self.num_draft_tokens = 1
+        self.device = device
+        self._max_rows = max(max_rows, 1)
+        self._use_fast_path = use_fast_path
+        # One pair per width, kept for good: a graph captured at another depth must never read a moved buffer.
+        self._chain_buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._rebuild_topk1_chain_buffers()
+
+    @property
+    def fast_path(self) -> Literal["on", "off", "not applicable"]:
+        """Whether `draft_forward` skips organising."""
+        return "on" if self._use_fast_path and self.topk == 1 else "off"
+
+    def apply_runtime_state(self, state: SpecRuntimeState) -> None:
+        """Set both counts together and select the buffers that fit them.
+
+        Raises:
+            ValueError: the counts do not fit together; nothing changes.
+        """
+        if self.topk == 1 and state.num_draft_tokens != state.num_steps + 1:
+            raise ValueError(
+                f"num_draft_tokens {state.num_draft_tokens} does not fit num_steps {state.num_steps}: "
+                f"at topk 1 it is num_steps + 1"
+            )
+        self.num_steps = state.num_steps
+        self.num_draft_tokens = state.num_draft_tokens
+        self._rebuild_topk1_chain_buffers()
+
+    def _rebuild_topk1_chain_buffers(self) -> None:
+        """Select what organising a chain always gives: parents `[-1, 0, …, num_steps - 2]`, indices `[0 …]`."""
+        if self.topk != 1:
+            return
+        assert self.num_draft_tokens == self.num_steps + 1
+        if self.num_steps not in self._chain_buffers:
+            width = parent_width(1, self.num_steps)
+            # repeat, not expand: kernels read data_ptr and expect rows that really follow each other.
+            parents = torch.arange(-1, width - 1, device=self.device).repeat(self._max_rows, 1)
+            indices = torch.arange(self.num_steps, device=self.device).repeat(self._max_rows, 1)
+            self._chain_buffers[self.num_steps] = parents, indices
+        self._topk1_parents_prealloc, self._topk1_score_indices_prealloc = self._chain_buffers[self.num_steps]
+
+    def takes_fast_path(self, batch_size: int) -> bool:
+        """Whether a batch of this size skips organising."""
+        return self.fast_path == "on" and batch_size <= self._topk1_parents_prealloc.shape[0]
+
+    def draft_forward(
+        self,
+        first_logits: Tensor,  # [bs, vocab_size]: after the root
+        draws: Sequence[Sequence[Draw]],  # [num_steps][bs]
+    ) -> DraftTree:
+        """Draft a chain of `num_steps` tokens per row.
+
+        Each step draws with the target's own rule and noise (DESIGN §7), then one forward over the new tokens gives
+        the next step's logits; the last token needs none. A row whose logits held NaN has -1 among its tokens.
+        """
+        is_fast = self.takes_fast_path(first_logits.shape[0])
+        steps = ChainSteps()
+        logits = first_logits
+        for step in range(self.num_steps):
+            tokens = draw_tokens(logits, draws[step]).unsqueeze(-1)  # [bs, 1]
+            # Nobody reads the scores on the fast path: that saves the softmax over the vocabulary, too.
+            steps.append(tokens, None if is_fast else logits.softmax(dim=-1).gather(1, tokens.clamp(min=0)))
+            if step + 1 < self.num_steps:
+                logits = self._forward_step(tokens.squeeze(-1).clamp(min=0), step)
+        return self.organize(steps) if is_fast else steps.organize_slowly(self.num_draft_tokens)
+
+    def organize(self, steps: "ChainSteps") -> DraftTree:
+        """The fast path: constants for the topology, and the tokens side by side."""
+        rows = steps.token_list[0].shape[0]
+        return DraftTree(
+            self._topk1_parents_prealloc[:rows],
+            self._topk1_score_indices_prealloc[:rows],
+            torch.cat(steps.token_list, dim=1),
+        )
+
+    def _forward_step(self, tokens: Tensor, step: int) -> Tensor:  # [bs] -> [bs, vocab_size]
+        """Run the draft model over the tokens of `step` (0-based) and return the logits after them."""
+        raise NotImplementedError
+
+
+class ChainSteps:
+    """What the steps of a chain produced, in the shape of a tree's steps at topk 1."""
+
+    def __init__(self) -> None:
+        self.score_list: list[Tensor] = []  # [bs, 1, 1] each: cumulative draft probability
+        self.token_list: list[Tensor] = []  # [bs, 1] each
+        self.parents_list: list[Tensor] = []  # [bs, 2] first, then [bs, 1] each
+
+    def append(
+        self,
+        tokens: Tensor,  # [bs, 1] int64
+        draft_probs: Tensor | None,  # [bs, 1]; None on the fast path
+    ) -> None:
+        """Add one step."""
+        step = len(self.token_list)
+        self.token_list.append(tokens)
+        if draft_probs is None:
+            return
+        rows, device = tokens.shape[0], tokens.device
+        scores = draft_probs.unsqueeze(-1)
+        self.score_list.append(scores * self.score_list[-1] if step else scores)
+        parents = torch.arange(-1, 1, device=device) if step == 0 else torch.tensor([step], device=device)
+        self.parents_list.append(parents.repeat(rows, 1))
+
+    def organize_slowly(self, num_draft_tokens: int) -> DraftTree:
+        """The slow path: cat, topk, sort, gather."""
+        return organize_draft_results(self.score_list, self.token_list, self.parents_list, num_draft_tokens)
