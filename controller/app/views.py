@@ -1,0 +1,215 @@
+"""What the API shows: wire types of the answers, and how they come out of the loop's state. Changes nothing."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from controller.controlled import ControlledWorker
+from controller.journal import Record
+from controller.loop import ControlLoop
+from controller.types import Mode, slot_edge
+from worker.protocol import NumSteps, QueueStats, TtlSeconds, WireModel, check_draft_tokens
+
+Source = Literal["policy", "pin", "fallback", "frozen"]
+
+
+class PinBody(WireModel):
+    """Body of `PUT /v1/workers/{id}/depth`."""
+
+    num_steps: NumSteps
+    num_draft_tokens: int | None = None
+    """Optional cross-check; must be `num_steps + 1`."""
+    ttl_seconds: TtlSeconds = 3600.0
+    reason: Annotated[str, Field(max_length=200)] = ""
+
+    @model_validator(mode="after")
+    def _counts_agree(self) -> Self:
+        check_draft_tokens(self.num_steps, self.num_draft_tokens)
+        return self
+
+
+class ModeBody(WireModel):
+    """Body of `PUT …/mode`."""
+
+    mode: Mode
+
+
+class SlotDepth(BaseModel):
+    """One row of the table: the depth for batches up to `max_batch_size` (the last row: and beyond)."""
+
+    max_batch_size: int
+    num_steps: int
+    candidate_steps: list[int]
+
+
+class DepthView(BaseModel):
+    """A worker's depth: wished, and what it really follows."""
+
+    worker: str
+    desired: int | None
+    """The pin's depth, else the decided one for the batch that runs; None before the worker was met."""
+    effective: int | None
+    """What the worker said last; None while it does not answer."""
+    source: Source | None
+    plan_version: int | None
+    expires_at: datetime | None
+    """When the pin ends, else when the worker's plan lapses unless renewed; None without either."""
+    tiers: list[int]
+    slots: list[SlotDepth]
+    reason: str = ""
+    """The pin's, as its operator gave it."""
+
+
+class DecisionView(BaseModel):
+    """One record of the journal."""
+
+    cursor: int
+    time: datetime
+    worker: str
+    kind: str
+    reason: str
+    message: str
+    outcome: str
+    mode: Mode
+    max_batch_size: int | None
+    num_steps_before: int | None
+    num_steps: int | None
+    guard: str | None
+    scores: list[dict[str, float | int | None]]
+    inputs: dict[str, float]
+    policy: str
+    policy_version: str
+    code_version: str
+
+
+class WorkerView(BaseModel):
+    """A worker at a glance."""
+
+    id: str
+    url: str
+    reachable: bool
+    last_error: str | None
+    boot_id: str | None
+    model: str | None
+    device: str | None
+    drafter: str | None
+    adaptation: bool | None
+    adaptation_off_reason: str | None
+    mode: Mode
+    depth: DepthView
+    queue: QueueStats | None
+    running_batch: int | None
+    accept_length: float | None
+    position_acceptance: list[float | None]
+    tokens_per_second: float | None
+    rounds_by_num_steps: dict[int, int]
+    window_seconds: float
+    observation_age_seconds: float | None
+    probing: bool
+    last_decision: DecisionView | None
+
+
+def depth_view(loop: ControlLoop, worker: ControlledWorker) -> DepthView:
+    """Show a worker's depth."""
+    life, status, pin = worker.life, worker.status, worker.pin
+    running = worker.stats.queue.running if worker.stats else 0
+    desired = pin.num_steps if pin else None
+    slots: list[SlotDepth] = []
+    if life is not None:
+        edges = tuple(slot.max_batch_size for slot in life.slots)
+        desired = pin.num_steps if pin else life.depths[slot_edge(edges, max(1, running))]
+        slots = [
+            SlotDepth(
+                max_batch_size=slot.max_batch_size,
+                num_steps=life.depths[slot.max_batch_size],
+                candidate_steps=list(slot.candidate_steps),
+            )
+            for slot in life.slots
+        ]
+    is_known = status is not None and worker.is_reachable
+    return DepthView(
+        worker=worker.id,
+        desired=desired,
+        effective=status.num_steps if status is not None and is_known else None,
+        source=_source(loop, worker) if is_known else None,
+        plan_version=status.plan.version if status is not None and status.plan else None,
+        expires_at=_expires_at(loop, worker),
+        tiers=list(life.info.candidate_steps) if life else [],
+        slots=slots,
+        reason=pin.reason if pin else "",
+    )
+
+
+def _source(loop: ControlLoop, worker: ControlledWorker) -> Source | None:
+    if worker.status is None:
+        return None
+    if worker.status.source == "plan":
+        return "frozen" if loop.mode_of(worker) == "frozen" else "policy"
+    return worker.status.source
+
+
+def _expires_at(loop: ControlLoop, worker: ControlledWorker) -> datetime | None:
+    now = loop.clock.monotonic()
+    if worker.pin is not None:
+        remaining = worker.pin.remaining(now)
+    elif worker.status is not None:
+        remaining = worker.status.remaining_seconds - (now - worker.status_seconds)
+    else:
+        return None
+    return datetime.fromtimestamp(loop.clock.wall() + remaining, UTC) if remaining > 0 else None
+
+
+def decision_view(record: Record) -> DecisionView:
+    """Show a record."""
+    decision = record.decision
+    return DecisionView(
+        cursor=record.cursor,
+        time=datetime.fromtimestamp(record.wall_seconds, UTC),
+        worker=decision.worker,
+        kind=decision.kind,
+        reason=decision.reason,
+        message=decision.message,
+        outcome=decision.outcome,
+        mode=decision.mode,
+        max_batch_size=decision.max_batch_size,
+        num_steps_before=decision.num_steps_before,
+        num_steps=decision.num_steps,
+        guard=decision.guard,
+        scores=[{"num_steps": s.num_steps, "score": s.score, "sd": s.sd} for s in decision.scores],
+        inputs=dict(decision.inputs),
+        policy=decision.policy,
+        policy_version=decision.policy_version,
+        code_version=decision.code_version,
+    )
+
+
+def worker_view(loop: ControlLoop, worker: ControlledWorker, last: Record | None) -> WorkerView:
+    """Show a worker."""
+    life = worker.life
+    info = life.info if life else None
+    recent = life.recent.figures() if life else None
+    return WorkerView(
+        id=worker.id,
+        url=worker.url,
+        reachable=worker.is_reachable,
+        last_error=worker.last_error,
+        boot_id=info.boot_id if info else None,
+        model=info.model if info else None,
+        device=info.device if info else None,
+        drafter=info.drafter if info else None,
+        adaptation=info.adaptation if info else None,
+        adaptation_off_reason=info.adaptation_off_reason if info else None,
+        mode=loop.mode_of(worker),
+        depth=depth_view(loop, worker),
+        queue=worker.stats.queue if worker.stats else None,
+        running_batch=worker.stats.queue.running if worker.stats else None,
+        accept_length=recent.accept_length if recent else None,
+        position_acceptance=list(recent.position_acceptance) if recent else [],
+        tokens_per_second=recent.tokens_per_second if recent else None,
+        rounds_by_num_steps=recent.rounds_by_num_steps if recent else {},
+        window_seconds=recent.span_seconds if recent else 0.0,
+        observation_age_seconds=worker.age_seconds(loop.clock.monotonic()),
+        probing=life is not None and life.probe is not None,
+        last_decision=decision_view(last) if last else None,
+    )

@@ -1,0 +1,136 @@
+"""`spec-controller`: run the controller, or check its configuration."""
+
+import argparse
+import dataclasses
+import json
+import logging
+import signal
+import socket
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
+
+from controller.app import create_app
+from controller.clock import SystemClock
+from controller.config import ControllerConfig, load_config
+
+logger = logging.getLogger("controller")
+
+_EPILOG = """\
+examples:
+  spec-controller run --config configs/controller.toml
+  SPEC_CONTROLLER_LOOP__POLL_INTERVAL_SECONDS=0.5 spec-controller run --config configs/controller.toml
+  spec-controller config check --config configs/controller.toml
+
+Every field can be overridden by an environment variable: SPEC_CONTROLLER_<SECTION>__<FIELD>;
+the list of workers as JSON in SPEC_CONTROLLER_WORKERS='[{"id": "local", "url": "http://127.0.0.1:8101"}]'.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status (0 fine, 1 cannot start, 2 bad configuration)."""
+    options = _parser().parse_args(arguments)
+    try:
+        config = load_config(options.config)
+    except ValidationError as error:
+        for item in error.errors(include_url=False, include_input=False):
+            where = ".".join(str(part) for part in item["loc"]) or "configuration"
+            _say(f"{where}: {item['msg'].removeprefix('Value error, ')}")
+        return 2
+    except (OSError, tomllib.TOMLDecodeError, ValueError) as error:
+        _say(f"{options.config}: {error}" if options.config else str(error))
+        return 2
+    if options.command == "config":
+        resolved = config.model_dump(mode="json")
+        resolved["policy"]["parameters"] = dataclasses.asdict(config.policy.policy_parameters())
+        sys.stdout.write(json.dumps(resolved, indent=2) + "\n")
+        return 0
+    return _run(config, options.log_level)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="spec-controller",
+        description="Watches the workers and keeps their speculation depth where it pays.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run the controller until SIGTERM or SIGINT")
+    _add_config(run)
+    run.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    config = commands.add_parser("config", help="look at the configuration")
+    actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = actions.add_parser(
+        "check", help="print what was resolved as JSON; status 2 and the fields if it is bad"
+    )
+    _add_config(check)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; without it the defaults hold")
+
+
+def _run(config: ControllerConfig, log_level: str) -> int:
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
+    try:
+        app = create_app(config, clock=SystemClock(), registry=CollectorRegistry())
+    except (OSError, ValueError) as error:
+        _say(str(error))
+        return 1
+    if not config.workers:
+        logger.warning("no workers are configured: nothing to control")
+    server = _Server(
+        uvicorn.Config(
+            app,
+            host=config.server.host,
+            port=config.server.port,
+            log_config=None,
+            access_log=False,
+            workers=1,
+        )
+    )
+    try:
+        server.run()
+    except SystemExit as stopped:  # uvicorn's way to say that it could not start
+        return int(stopped.code or 0) if isinstance(stopped.code, int) else 1
+    except KeyboardInterrupt:
+        return 0
+    return 0 if server.has_started else 1
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with a log line per address and a normal end after SIGTERM and SIGINT."""
+
+    has_started = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say where."""
+        await super().startup(sockets)
+        self.has_started = self.started
+        for listener in self.servers if self.started else []:
+            for bound in listener.sockets:
+                host, port = bound.getsockname()[:2]
+                logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop cleanly; unlike uvicorn's own, do not raise the signal again after the shutdown."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Estimate: from windows of counters to what each slot's evidence says.
+
+One moving average per slot of the correct drafts per request-round, built from per-position counts with their
+own denominators, so that drafts cut short (budget, EOS) say nothing about what they did not reach. Only rounds
+that *executed* the depth decided for the slot count; an idle worker changes nothing here.
+
+Pure. Knows no thresholds and no clock. Estimators of hazards across depths and of round seconds belong beside
+`SlotEvidence`, fed from the same `CellDelta`s.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from controller.types import (
+    CellDelta,
+    Depths,
+    Estimate,
+    Observation,
+    ProbeEvidence,
+    ProbeRequest,
+    Slot,
+    SlotEstimate,
+    TierScore,
+    slot_edge,
+)
+
+MIN_WEIGHT = 0.5
+"""Decayed observations below which a position counts as unknown."""
+
+
+class PositionCounts:
+    """Exponentially decayed `reached` and `correct` per position; survival and its mean come from them.
+
+    After n request-rounds the old weight is (1 - alpha)^n, whatever the length of the windows they came in, and
+    the total weight saturates at 1/alpha request-rounds.
+    """
+
+    def __init__(self, alpha: float) -> None:
+        self._alpha = alpha
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._reached: list[float] = []
+        self._correct: list[float] = []
+        self._weight = 0.0
+
+    def add(self, cell: CellDelta) -> None:
+        """Take a window's counts in."""
+        if cell.request_rounds <= 0:
+            return
+        keep = (1 - self._alpha) ** cell.request_rounds
+        gain = (1 - keep) / (self._alpha * cell.request_rounds)
+        grow = max(0, cell.num_steps - len(self._reached))
+        self._reached += [0.0] * grow
+        self._correct += [0.0] * grow
+        for index in range(len(self._reached)):
+            fresh = index < cell.num_steps
+            self._reached[index] = keep * self._reached[index] + gain * (cell.reached[index] if fresh else 0)
+            self._correct[index] = keep * self._correct[index] + gain * (cell.correct[index] if fresh else 0)
+        self._weight = keep * self._weight + gain * cell.request_rounds
+
+    def acceptance(self, num_steps: int) -> tuple[float | None, ...]:
+        """P(draft i correct | drafts before it correct) for the first `num_steps` positions; None: unknown."""
+        known = min(num_steps, len(self._reached))
+        rates = [
+            self._correct[i] / self._reached[i] if self._reached[i] >= MIN_WEIGHT else None
+            for i in range(known)
+        ]
+        return tuple(rates + [None] * (num_steps - known))
+
+    def mean_correct(self, num_steps: int) -> tuple[float, float] | None:
+        """Expected correct drafts per request-round at a depth, and its standard error.
+
+        The sum of survivals over the positions up to the first unknown one, hence a lower bound there; None
+        when not even the first position is known. Depth 0 yields exactly 0 and needs no evidence.
+        """
+        if num_steps == 0:
+            return 0.0, 0.0
+        survival, mean, second_moment = 1.0, 0.0, 0.0
+        for index, rate in enumerate(self.acceptance(num_steps)):
+            if rate is None:
+                break
+            survival *= rate
+            mean += survival
+            second_moment += (2 * index + 1) * survival  # E[x^2] = sum of (2i - 1) P(x >= i)
+        if not self._reached or self._reached[0] < MIN_WEIGHT:
+            return None
+        variance = max(0.0, second_moment - mean * mean)
+        return mean, math.sqrt(variance / max(self._weight, 1.0))
+
+
+@dataclass
+class _Probing:
+    request: ProbeRequest
+    rounds: int = 0
+    request_rounds: int = 0
+    waited_rounds: int = 0
+
+
+class SlotEvidence:
+    """All evidence of one slot. `depth` is what is decided for it; changing it restarts the sample counts."""
+
+    def __init__(self, slot: Slot, depth: int, alpha: float) -> None:
+        self.slot = slot
+        self.depth = depth
+        self._alpha = alpha
+        self._counts = PositionCounts(alpha)
+        self._rounds = 0
+        self._request_rounds = 0
+        self._by_bucket: dict[int, float] = {}
+        self._probing: _Probing | None = None
+        self._probe_counts = PositionCounts(alpha)
+
+    def decide(self, depth: int) -> None:
+        """Follow a new depth. Leaving 0 starts from the probe's counts, entering it drops what was known."""
+        if depth == self.depth:
+            return
+        if self.depth == 0:
+            self._counts = self._probe_counts
+            self._probe_counts = PositionCounts(self._alpha)
+        elif depth == 0:
+            self._counts.clear()
+        self.depth = depth
+        self._rounds = self._request_rounds = 0
+
+    def begin_probe(self, request: ProbeRequest | None) -> None:
+        """Start to collect for a probe; None ends it. The probe that is in flight already goes on."""
+        if request is not None and (self._probing is None or self._probing.request != request):
+            self._probing = _Probing(request)
+            self._probe_counts.clear()
+        elif request is None:
+            self._probing = None
+
+    def add(self, cell: CellDelta) -> None:
+        """Take in one cell of the slot, if it was executed at the decided depth or at the probe's."""
+        share = self._by_bucket.get(cell.max_batch_size, 0.0)
+        self._by_bucket = {bucket: 0.8 * rounds for bucket, rounds in self._by_bucket.items()}
+        self._by_bucket[cell.max_batch_size] = 0.8 * share + cell.rounds
+        if cell.num_steps == self.depth:
+            self._rounds += cell.rounds
+            self._request_rounds += cell.request_rounds
+            self._counts.add(cell)
+        probing = self._probing
+        if probing is None:
+            return
+        if (
+            cell.num_steps == probing.request.num_steps
+            and cell.max_batch_size == probing.request.max_batch_size
+        ):
+            probing.rounds += cell.rounds
+            probing.request_rounds += cell.request_rounds
+            self._probe_counts.add(cell)
+        else:
+            probing.waited_rounds += cell.rounds
+
+    def wait(self, rounds: int) -> None:
+        """Rounds of another slot passed: a probe in flight may be waiting for a batch size that is gone."""
+        if self._probing is not None:
+            self._probing.waited_rounds += rounds
+
+    def estimate(self) -> SlotEstimate:
+        """Return what is known now."""
+        at_depth = self._counts.mean_correct(self.depth)
+        scores = tuple(self._score(tier) for tier in self.slot.candidate_steps)
+        return SlotEstimate(
+            slot=self.slot,
+            num_steps=self.depth,
+            rounds=self._rounds,
+            request_rounds=self._request_rounds,
+            mean_correct=at_depth[0] if at_depth else None,
+            sd=at_depth[1] if at_depth else None,
+            position_acceptance=self._counts.acceptance(self.depth),
+            scores=scores,
+            busiest_bucket=max(self._by_bucket, key=lambda b: self._by_bucket[b], default=None),
+            probe=self._probe_evidence(),
+        )
+
+    def _score(self, tier: int) -> TierScore:
+        found = self._counts.mean_correct(tier) if tier <= self.depth else None
+        if found is None and self._probing is not None and tier == self._probing.request.num_steps:
+            found = self._probe_counts.mean_correct(tier)
+        return TierScore(num_steps=tier, score=found[0] if found else None, sd=found[1] if found else None)
+
+    def _probe_evidence(self) -> ProbeEvidence | None:
+        if self._probing is None:
+            return None
+        found = self._probe_counts.mean_correct(self._probing.request.num_steps)
+        return ProbeEvidence(
+            request=self._probing.request,
+            rounds=self._probing.rounds,
+            request_rounds=self._probing.request_rounds,
+            waited_rounds=self._probing.waited_rounds,
+            mean_correct=found[0] if found else 0.0,
+        )
+
+
+class Estimator:
+    """The evidence of one worker. Mutated only by the loop; restarted when the worker is."""
+
+    def __init__(self, slots: Sequence[Slot], depths: Depths, alpha: float) -> None:
+        self._edges = tuple(slot.max_batch_size for slot in slots)
+        self._evidence = {s.max_batch_size: SlotEvidence(s, depths[s.max_batch_size], alpha) for s in slots}
+
+    def follow(self, depths: Depths, probe: ProbeRequest | None) -> None:
+        """Tell what is in force from now on: the depth of every slot, and the probe in flight."""
+        for edge, evidence in self._evidence.items():
+            evidence.decide(depths[edge])
+            evidence.begin_probe(probe if probe is not None and probe.slot == edge else None)
+
+    def estimate(self, observation: Observation) -> Estimate:
+        """Take an observation in and return what is known."""
+        for cell in observation.cells:
+            own = slot_edge(self._edges, cell.max_batch_size)
+            for edge, evidence in self._evidence.items():
+                if edge == own:
+                    evidence.add(cell)
+                else:
+                    evidence.wait(cell.rounds)
+        return Estimate(slots=tuple(evidence.estimate() for evidence in self._evidence.values()))

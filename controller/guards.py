@@ -1,0 +1,147 @@
+"""Guard: what every policy's proposal must pass, `static` too.
+
+Bounds, dwell time, a budget of changes, minimum samples, hold on stale data, and patience after a start. Each
+refusal says which guard intervened. Pure: time comes in as a number; nothing is sent from here.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from controller.types import Depths, Proposal, Slot, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardLimits:
+    """`[guards]`."""
+
+    min_num_steps: int
+    max_num_steps: int
+    dwell_seconds: float
+    """Least time between two changes of one slot; an urgent way down does not wait."""
+    max_changes_per_minute: int
+    """Changes of all slots of a worker; urgent ways down count but are not refused."""
+    min_rounds: int
+    min_request_rounds: int
+    """Least evidence behind a proposal that rests on evidence."""
+    window_seconds: float
+    """A controller that has just met a worker watches this long before its first change."""
+    hold_after_seconds: float
+    """Data older than this changes nothing."""
+
+
+class Guards:
+    """The guards of one worker. `judge` decides; `changed` must be told of every change that was made."""
+
+    def __init__(self, limits: GuardLimits, slots: Sequence[Slot], met_seconds: float) -> None:
+        self._limits = limits
+        self._slots = {slot.max_batch_size: slot for slot in slots}
+        self._met = met_seconds
+        self._last_change: dict[int, float] = {}
+        self._recent: deque[float] = deque()
+
+    def judge(self, proposal: Proposal, *, now: float, age_seconds: float) -> Verdict:
+        """Return what may happen now.
+
+        Args:
+            proposal: a policy's wish.
+            now: monotonic seconds.
+            age_seconds: age of the newest observation.
+        """
+        if not proposal.is_change and proposal.probe is None:
+            return Verdict(proposal=proposal, num_steps=proposal.num_steps)
+        refusal = self._refusal(proposal, now, age_seconds)
+        if refusal is not None:
+            guard, explanation = refusal
+            return Verdict(
+                proposal=proposal,
+                num_steps=proposal.num_steps_before,
+                guard=guard,
+                explanation=explanation,
+                is_allowed=False,
+            )
+        return self._bounded(proposal)
+
+    def outside(self, depths: Depths) -> list[Proposal]:
+        """Return a proposal for each slot whose depth (an adopted one, say) is not among what it may use."""
+        proposals = []
+        for edge, slot in self._slots.items():
+            target = self._nearest(slot, depths[edge])
+            if target != depths[edge]:
+                proposals.append(
+                    Proposal(
+                        slot=edge,
+                        num_steps_before=depths[edge],
+                        num_steps=target,
+                        reason="bounds",
+                        message=f"{depths[edge]} is not among {self._allowed(slot)}, allowed up to batch {edge}",
+                    )
+                )
+        return proposals
+
+    def changed(self, slot: int, now: float) -> None:
+        """Note that the depth of a slot was changed."""
+        self._last_change[slot] = now
+        self._recent.append(now)
+
+    def _refusal(self, proposal: Proposal, now: float, age_seconds: float) -> tuple[str, str] | None:
+        limits = self._limits
+        if age_seconds > limits.hold_after_seconds:
+            return "stale", f"the newest data are {age_seconds:.1f} s old"
+        if now - self._met < limits.window_seconds:
+            return "window", f"watching for {limits.window_seconds:g} s first"
+        if proposal.probe is None and self._too_few(proposal):
+            return (
+                "samples",
+                f"{proposal.rounds} rounds, {proposal.request_rounds} request-rounds are too few",
+            )
+        if proposal.probe is not None or (
+            proposal.is_urgent and proposal.num_steps < proposal.num_steps_before
+        ):
+            return None
+        since = now - self._last_change.get(proposal.slot, float("-inf"))
+        if since < limits.dwell_seconds:
+            return "dwell", f"the last change was {since:.2f} s ago, dwell is {limits.dwell_seconds:g} s"
+        while self._recent and now - self._recent[0] >= 60:
+            self._recent.popleft()
+        if len(self._recent) >= limits.max_changes_per_minute:
+            return "budget", f"{len(self._recent)} changes within a minute"
+        return None
+
+    def _too_few(self, proposal: Proposal) -> bool:
+        if proposal.rounds is None or proposal.request_rounds is None:
+            return False
+        return proposal.rounds < self._limits.min_rounds or (
+            proposal.request_rounds < self._limits.min_request_rounds
+        )
+
+    def _bounded(self, proposal: Proposal) -> Verdict:
+        slot = self._slots[proposal.slot]
+        if proposal.probe is not None and proposal.probe.num_steps not in self._allowed(slot):
+            return Verdict(
+                proposal=proposal,
+                num_steps=proposal.num_steps_before,
+                guard="bounds",
+                explanation=f"a probe of {proposal.probe.num_steps} is not among {self._allowed(slot)}",
+                is_allowed=False,
+            )
+        target = self._nearest(slot, proposal.num_steps)
+        if target == proposal.num_steps:
+            return Verdict(proposal=proposal, num_steps=target)
+        return Verdict(
+            proposal=proposal,
+            num_steps=target,
+            guard="bounds",
+            explanation=f"{proposal.num_steps} is not among {self._allowed(slot)}",
+            is_allowed=target != proposal.num_steps_before,
+        )
+
+    def _allowed(self, slot: Slot) -> list[int]:
+        low, high = self._limits.min_num_steps, self._limits.max_num_steps
+        inside = [tier for tier in slot.candidate_steps if low <= tier <= high]
+        # NOTE: with no tier inside the bounds the lowest one is allowed: slow and safe.
+        return inside or [slot.candidate_steps[0]]
+
+    def _nearest(self, slot: Slot, num_steps: int) -> int:
+        allowed = self._allowed(slot)
+        return max((tier for tier in allowed if tier <= num_steps), default=allowed[0])

@@ -1,0 +1,114 @@
+"""One life of a worker (one boot_id): its tiers and slots, and the stages that steer it.
+
+A restarted worker gets a new `Life`: nothing learned about the old process is carried over. Knows nothing about
+modes, pins or how requests travel.
+"""
+
+from collections.abc import Sequence
+
+from controller.actuate import Actuator
+from controller.config import ControllerConfig, SlotConfig
+from controller.estimate import Estimator
+from controller.guards import Guards
+from controller.observe import Observer
+from controller.recent import RecentWindow
+from controller.types import Estimate, ProbeRequest, Proposal, Slot, Verdict
+from controller.worker_client import WorkerClient
+from worker.protocol import PlanStatus, SpecInfo
+
+
+def slots_for(configured: Sequence[SlotConfig], tiers: Sequence[int]) -> tuple[Slot, ...]:
+    """Return the configured slots with the candidates that the worker has as tiers.
+
+    A slot that shares none with the worker gets the worker's tiers up to its deepest candidate (0 is one always).
+    """
+    slots = []
+    for slot in configured:
+        shared = [tier for tier in tiers if tier in slot.candidate_steps]
+        shared = shared or [tier for tier in tiers if tier <= slot.candidate_steps[-1]] or [tiers[0]]
+        slots.append(Slot(max_batch_size=slot.max_batch_size, candidate_steps=tuple(shared)))
+    return tuple(slots)
+
+
+def depths_in_force(slots: Sequence[Slot], status: PlanStatus) -> dict[int, int]:
+    """Return the table a worker follows by itself right now: its live plan's, else its fallback (a pin aside)."""
+    plan = status.plan
+    if plan is None or status.remaining_seconds <= 0:
+        return {slot.max_batch_size: status.fallback_num_steps for slot in slots}
+    found = {}
+    for slot in slots:
+        entry = next((e for e in plan.entries if slot.max_batch_size <= e.max_batch_size), plan.entries[-1])
+        found[slot.max_batch_size] = entry.num_steps
+    return found
+
+
+class Life:
+    """The stages of one worker process. Starts from the depths that the worker follows already."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        client: WorkerClient,
+        config: ControllerConfig,
+        *,
+        epoch: int,
+        info: SpecInfo,
+        status: PlanStatus,
+        now: float,
+    ) -> None:
+        policy = config.policy
+        self.info = info
+        self.slots = slots_for(policy.slots, info.candidate_steps)
+        self.depths = depths_in_force(self.slots, status)
+        """The table decided: slot edge -> num_steps."""
+        self.probe: ProbeRequest | None = None
+        self.recent = RecentWindow(config.loop.recent_window_seconds)
+        self.observer = Observer()
+        self.estimator = Estimator(self.slots, self.depths, policy.ema_alpha)
+        self.policy = policy.kind.build(policy.policy_parameters(), self.slots, worker_id)
+        self.guards = Guards(config.guards.limits(config.loop.hold_after_seconds), self.slots, now)
+        held = status.plan
+        is_newer = held is not None and held.controller_epoch >= epoch
+        self.actuator = Actuator(
+            client,
+            boot_id=info.boot_id,
+            epoch=held.controller_epoch if held is not None and is_newer else epoch,
+            version=held.version if held is not None and is_newer else 0,
+            ttl_seconds=config.loop.plan_ttl_seconds,
+        )
+
+    def decide(self, estimate: Estimate) -> list[Proposal]:
+        """Return the policy's wishes, and the guards' own for slots that are out of bounds."""
+        proposals = self.policy.decide(estimate)
+        decided = {proposal.slot for proposal in proposals if proposal.is_change}
+        outside = [p for p in self.guards.outside(self.depths) if p.slot not in decided]
+        named = {proposal.slot for proposal in outside}
+        return [p for p in proposals if p.slot not in named] + outside
+
+    def guard(self, proposals: Sequence[Proposal], *, now: float, age_seconds: float) -> list[Verdict]:
+        """Put every proposal before the guards."""
+        return [self.guards.judge(proposal, now=now, age_seconds=age_seconds) for proposal in proposals]
+
+    def accept(self, verdicts: Sequence[Verdict], now: float) -> None:
+        """Make what the guards allowed the decided table; ended probes end even if a change was refused."""
+        for verdict in verdicts:
+            proposal = verdict.proposal
+            if proposal.ends_probe:
+                self.probe = None
+            if verdict.is_allowed and proposal.probe is not None:
+                self.probe = proposal.probe
+            if verdict.is_allowed and verdict.num_steps != self.depths[proposal.slot]:
+                self.depths = {**self.depths, proposal.slot: verdict.num_steps}
+                self.guards.changed(proposal.slot, now)
+        self.estimator.follow(self.depths, self.probe)
+
+    def follow(self, status: PlanStatus) -> None:
+        """Take over what the worker follows without us (advisory or released: nothing is sent)."""
+        self.depths = depths_in_force(self.slots, status)
+        self.probe = None
+        self.estimator.follow(self.depths, None)
+
+    def end_probe(self) -> None:
+        """Drop a probe in flight (a pin or a mode came in between)."""
+        self.probe = None
+        self.estimator.follow(self.depths, None)
