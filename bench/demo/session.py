@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from controller.config import load_config as load_controller_config
 from rich.console import Console
 
 from bench.demo.display import Display, decision_line, open_display, summary
@@ -24,6 +23,7 @@ from bench.demo.phases import Phase, schedule
 from bench.demo.processes import Children, DemoError, port_or_free
 from bench.demo.traffic import Traffic
 from bench.demo.watch import POLL_SECONDS, PhaseResult, Watch, merge
+from controller.config import load_config as load_controller_config
 from worker.config import load_config as load_worker_config
 from worker.protocol import SpecInfo
 

@@ -123,7 +123,7 @@ class Watch:
 
     def _take_decisions(self, page: dict[str, Any]) -> None:
         for decision in page["decisions"]:
-            self._cursor = max(self._cursor, decision["id"])
+            self._cursor = max(self._cursor, decision["cursor"])
             if self.result is not None and decision["outcome"] == "applied":
                 self.result.changes += decision["kind"] == "depth"
                 self.result.probes += decision["kind"] == "probe"
