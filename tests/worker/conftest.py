@@ -104,7 +104,12 @@ def make_rig(tiny_model_dir: Callable[..., Path]) -> MakeRig:
         config = WorkerConfig(
             model={"path": str(path), "dtype": "float64", "device": "cpu", "threads": 1},
             spec=spec_values,
-            engine={"max_running_requests": 8, "max_context_tokens": 256, "prefill_chunk_tokens": 32, **(engine or {})},
+            engine={
+                "max_running_requests": 8,
+                "max_context_tokens": 256,
+                "prefill_chunk_tokens": 32,
+                **(engine or {}),
+            },
         )
         return Rig(build_engine(config))
 
