@@ -50,17 +50,19 @@ class Guards:
         """
         if not proposal.is_change and proposal.probe is None:
             return Verdict(proposal=proposal, num_steps=proposal.num_steps)
+        slot = self._slots[proposal.slot]
+        wanted = proposal.num_steps if proposal.probe is None else proposal.probe.num_steps
+        target = self._nearest(slot, wanted)
+        outside = f"{wanted} is not among {self._allowed(slot)}"
+        # Bounds first: what they rule out stays ruled out, whatever the time and the evidence.
+        if target != wanted and (proposal.probe is not None or target == proposal.num_steps_before):
+            return self._refused(proposal, "bounds", outside)
         refusal = self._refusal(proposal, now, age_seconds)
         if refusal is not None:
-            guard, explanation = refusal
-            return Verdict(
-                proposal=proposal,
-                num_steps=proposal.num_steps_before,
-                guard=guard,
-                explanation=explanation,
-                is_allowed=False,
-            )
-        return self._bounded(proposal)
+            return self._refused(proposal, *refusal)
+        if proposal.probe is not None or target == wanted:
+            return Verdict(proposal=proposal, num_steps=proposal.num_steps)
+        return Verdict(proposal=proposal, num_steps=target, guard="bounds", explanation=outside)
 
     def outside(self, depths: Depths) -> list[Proposal]:
         """Return a proposal for each slot whose depth (an adopted one, say) is not among what it may use."""
@@ -115,25 +117,14 @@ class Guards:
             proposal.request_rounds < self._limits.min_request_rounds
         )
 
-    def _bounded(self, proposal: Proposal) -> Verdict:
-        slot = self._slots[proposal.slot]
-        if proposal.probe is not None and proposal.probe.num_steps not in self._allowed(slot):
-            return Verdict(
-                proposal=proposal,
-                num_steps=proposal.num_steps_before,
-                guard="bounds",
-                explanation=f"a probe of {proposal.probe.num_steps} is not among {self._allowed(slot)}",
-                is_allowed=False,
-            )
-        target = self._nearest(slot, proposal.num_steps)
-        if target == proposal.num_steps:
-            return Verdict(proposal=proposal, num_steps=target)
+    @staticmethod
+    def _refused(proposal: Proposal, guard: str, explanation: str) -> Verdict:
         return Verdict(
             proposal=proposal,
-            num_steps=target,
-            guard="bounds",
-            explanation=f"{proposal.num_steps} is not among {self._allowed(slot)}",
-            is_allowed=target != proposal.num_steps_before,
+            num_steps=proposal.num_steps_before,
+            guard=guard,
+            explanation=explanation,
+            is_allowed=False,
         )
 
     def _allowed(self, slot: Slot) -> list[int]:

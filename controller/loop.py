@@ -114,7 +114,8 @@ class ControlLoop:
             stats = await worker.client.stats()
             now = self.clock.monotonic()
             is_known = worker.life is not None and worker.life.info.boot_id == stats.boot_id
-            if not is_known or (age is not None and age > self.config.loop.default_after_seconds):
+            is_known = is_known and (age is None or age <= self.config.loop.default_after_seconds)
+            if not is_known:
                 await self._meet(worker, stats, now)
         except WorkerError as error:
             self._lost(worker, error, was_reachable)

@@ -34,6 +34,12 @@ class BadAnswer(WorkerError):
     reason = "bad_answer"
 
 
+class NotReady(WorkerError):
+    """503: the worker is up but not serving yet (its model is loading)."""
+
+    reason = "not_ready"
+
+
 class Forbidden(WorkerError):
     """401 or 403: the bearer token is missing or wrong."""
 
@@ -143,6 +149,8 @@ def _error(response: httpx.Response) -> WorkerError:
             return Conflict(message, PlanStatus.model_validate_json(json.dumps(problem.get("current"))))
         except ValidationError:
             return Conflict(message, None)
+    if response.status_code == 503:
+        return NotReady(message)
     if 400 <= response.status_code < 500:
         tiers = problem.get("candidate_steps")
         return Refused(message, tiers if isinstance(tiers, list) else None)
