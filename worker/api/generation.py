@@ -71,7 +71,7 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
         self._pending: list[TokenChunk] = []
-        self._closed = False
+        self._open = False  # between submission and close
 
     @property
     def elapsed_seconds(self) -> float:
@@ -84,10 +84,11 @@ class Generation:
         Raises:
             ApiError: 429 the queue is full, 400 the prompt is too long, 503 the engine is stopping.
         """
+        self._open = True
         try:
             self._engine.submit(self.request)
         except RequestRejected as rejected:
-            self._closed = True
+            self._open = False
             raise _refusal(rejected) from None
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -114,10 +115,10 @@ class Generation:
             pass
 
     def close(self) -> None:
-        """Tell the engine that nobody reads any more; does nothing after the end or a second time."""
-        if self.finish is None and not self._closed:
+        """Tell the engine that nobody reads any more; does nothing before submission, after the end, or twice."""
+        if self.finish is None and self._open:
             self._engine.abort(self.id)
-        self._closed = True
+        self._open = False
 
     def _sink(self, chunk: TokenChunk) -> None:
         """Take a chunk on the engine's thread."""
@@ -126,7 +127,7 @@ class Generation:
             self._loop.call_soon_threadsafe(self._receive, chunk)
 
     def _receive(self, chunk: TokenChunk) -> None:
-        if not self._closed:
+        if self._open:
             self._pending.append(chunk)
             self._arrived.set()
 

@@ -83,7 +83,8 @@ class GenerationRoutes:
         prompts, is_batch = generate.read_prompts(wanted)
         capacity = self.model.engine.info.max_running_requests + self.max_waiting_requests
         if len(prompts) > capacity:
-            raise ApiError(400, f"a list may have at most {capacity} prompts here", param=prompts[0].param)
+            param = prompts[0].param
+            raise ApiError(400, f"{param}: a list may have at most {capacity} prompts here", param=param)
         generations = [await self._prepare_prompt(prompt) for prompt in prompts]
         _submit_all(generations)
         if wanted.stream:

@@ -16,7 +16,9 @@ from worker.api.served import ServedModel
 from worker.build import build_engine
 from worker.config import EngineConfig, ModelConfig, ServerConfig, SpecConfig, WorkerConfig
 from worker.control import create_control_app
-from worker.engine_thread import EngineThread
+from worker.engine_thread import EngineThread, Health
+from worker.protocol import PlanStatus, SpecInfo, SpecPlan, SpecStats
+from worker.request import EngineStopped, Request, RequestRejected, TokenChunk
 from worker.server import create_app
 from worker.tokenization import Tokenizer
 
@@ -121,3 +123,62 @@ def live(wait_until: WaitUntil) -> Iterator[Callable[[FastAPI], int]]:
     for server, thread in running:
         server.should_exit = True
         thread.join()
+
+
+class ScriptedEngine:
+    """An engine for what a real one does not do on demand: hang, die, fail, never answer.
+
+    Records what reaches it. `test_server_failures.py` checks that it and the real one fit the same door.
+    """
+
+    def __init__(self, info: SpecInfo, stats: SpecStats) -> None:
+        self.info = info
+        self.frozen_stats = stats
+        self.state = Health(alive=True, ready=True, detail="ok")
+        self.refuse: RequestRejected | None = None
+        self.script: list[TokenChunk] = []
+        self.submitted: list[Request] = []
+        self.aborted: list[str] = []
+
+    def submit(self, request: Request) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        self.submitted.append(request)
+        for chunk in self.script:
+            request.sink(chunk)
+
+    def abort(self, request_id: str) -> bool:
+        self.aborted.append(request_id)
+        return any(request.id == request_id for request in self.submitted)
+
+    def put_plan(self, plan: SpecPlan) -> PlanStatus:
+        return self.frozen_stats.plan
+
+    def plan_status(self) -> PlanStatus:
+        return self.frozen_stats.plan
+
+    def stats(self) -> SpecStats:
+        return self.frozen_stats
+
+    def health(self) -> Health:
+        return self.state
+
+    def shutdown(self, grace_seconds: float) -> None:
+        self.refuse = EngineStopped("the worker is shutting down")
+
+
+@pytest.fixture
+def scripted(engine: EngineThread) -> ScriptedEngine:
+    return ScriptedEngine(engine.info, engine.stats())
+
+
+@pytest.fixture
+def scripted_app(scripted: ScriptedEngine, tokenizer: Tokenizer, config: WorkerConfig) -> FastAPI:
+    model = ServedModel(scripted, tokenizer)
+    return create_app(model, config, registry=CollectorRegistry(), write_timeout_seconds=0.2)
+
+
+@pytest.fixture
+def scripted_client(scripted_app: FastAPI) -> Iterator[TestClient]:
+    with TestClient(scripted_app, raise_server_exceptions=False) as client:
+        yield client

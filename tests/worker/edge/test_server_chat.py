@@ -151,7 +151,8 @@ def test_what_would_change_the_output_is_refused_by_name(client: TestClient, fie
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"temperature": -0.1}, "temperature"), ({"temperature": "1"}, "temperature"), ({"temperature": True}, "temperature"),
+        ({"temperature": -0.1}, "temperature"), ({"temperature": "1"}, "temperature"),
+        ({"temperature": True}, "temperature"),
         ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p"), ({"top_k": -2}, "top_k"), ({"top_k": 1.0}, "top_k"),
         ({"min_p": 2}, "min_p"), ({"seed": 2**63}, "seed"), ({"seed": 1.5}, "seed"), ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"), ({"max_tokens": 2**40}, "max_tokens"), ({"stream": "yes"}, "stream"),
