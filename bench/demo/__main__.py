@@ -20,11 +20,14 @@ from bench.demo.phases import MINIMUM_SECONDS
 from bench.demo.processes import Children, DemoError, own_foreground
 from bench.demo.session import Session
 
+PLAIN_WIDTH = 110
+"""Columns of the summary where stdout is no terminal."""
+
 
 def main() -> int:
     """Run the command line; return the exit status."""
     options = parse_arguments()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     logs = Path(tempfile.mkdtemp(prefix="slipstream-demo-"))
     try:
         with own_foreground(), Children(logs) as children:
