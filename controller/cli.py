@@ -100,8 +100,8 @@ def _run(config: ControllerConfig, log_level: str) -> int:
     )
     try:
         server.run()
-    except SystemExit as stopped:  # uvicorn's way to say that it could not start
-        return int(stopped.code or 0) if isinstance(stopped.code, int) else 1
+    except SystemExit:  # uvicorn's way to say that it could not start; it has logged why
+        return 1
     except KeyboardInterrupt:
         return 0
     return 0 if server.has_started else 1

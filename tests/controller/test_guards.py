@@ -91,7 +91,7 @@ def test_the_budget_of_changes() -> None:
     judge = guards()
     for second in (10.0, 20.0, 30.0):
         judge.changed(1, second)
-    assert guard_of(judge, change(1, 3, slot=4), 40.0) == "budget"
+    assert guard_of(judge, change(0, 1, slot=4), 40.0) == "budget"
     assert guard_of(judge, change(1, 0, is_urgent=True), 40.0) is None
     assert guard_of(judge, change(1, 3), 70.0) is None, "the first change is a minute ago"
 
