@@ -161,7 +161,7 @@ class PrefillPlan:
 
     def attend(self, queries: Tensor, layer_kv: Tensor) -> Tensor:
         """See `AttentionPlan`."""
-        blocks = queries.split([segment.count for segment in self._segments])
+        blocks = torch.split(queries, [segment.count for segment in self._segments])
         outputs = [
             _attend_segment(segment, mask, block, layer_kv)
             for segment, mask, block in zip(self._segments, self._masks, blocks, strict=True)

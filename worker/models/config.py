@@ -135,7 +135,12 @@ def _number(raw: dict[str, Any], name: str, path: Path, default: float | None = 
 
 
 def _read_rope(raw: dict[str, Any], path: Path, max_positions: int) -> RopeConfig:
-    fields = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    fields: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):  # transformers before and since 5
+        part = raw.get(name) or {}
+        if not isinstance(part, dict):
+            raise ModelError(f"{path}: {name} must be an object, got {part!r}")
+        fields |= part
     theta = _number({"rope_theta": raw.get("rope_theta"), **fields}, "rope_theta", path, 10_000.0)
     kind = fields.get("rope_type", fields.get("type", "default"))
     if kind not in ROPE_TYPES:

@@ -18,6 +18,8 @@ from worker.models.config import DecoderConfig
 from worker.models.linear import Linear, Phase
 from worker.models.rope import RotaryTable, rotate
 
+_PLANS: dict[Phase, type[PrefillPlan] | type[DecodePlan]] = {"prefill": PrefillPlan, "decode": DecodePlan}
+
 
 @dataclass(frozen=True)
 class DecoderLayer:
@@ -92,25 +94,21 @@ class Decoder:
         Raises:
             ValueError: segments do not fit the rows, the cache, or one another.
         """
-        _check_segments(token_ids, segments, kv)
+        _check_rows(token_ids, segments, kv, phase)
         config = self.config
         slots, positions = _addresses(segments, self.device)  # [rows] each
-        plan_type = DecodePlan if phase == "decode" else PrefillPlan
-        plan: AttentionPlan = plan_type(segments, kv, self.dtype, self.device)
+        plan: AttentionPlan = _PLANS[phase](segments, kv, self.dtype, self.device)
         cosines, sines = self._rotary.at(positions)
+        first_value_head = config.num_heads + config.num_kv_heads
         norm_shape, eps = (config.hidden_size,), config.rms_norm_eps
         x = self._weights.embedding.index_select(0, token_ids)  # [rows, hidden_size]
         for layer, layer_kv in zip(self._weights.layers, kv.layers, strict=True):
             normed = F.rms_norm(x, norm_shape, layer.input_norm, eps)
             heads = layer.qkv(normed, phase).view(len(token_ids), -1, config.head_dim)
-            rotated, values = heads.split(
-                (config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1
-            )
-            rotated = rotate(rotated, cosines, sines)
-            queries, keys = rotated.split((config.num_heads, config.num_kv_heads), dim=1)
-            layer_kv[0, slots, :, positions] = keys
-            layer_kv[1, slots, :, positions] = values
-            x = x + layer.output(plan.attend(queries, layer_kv), phase)
+            rotated = rotate(heads[:, :first_value_head], cosines, sines)
+            layer_kv[0, slots, :, positions] = rotated[:, config.num_heads :]
+            layer_kv[1, slots, :, positions] = heads[:, first_value_head:]
+            x = x + layer.output(plan.attend(rotated[:, : config.num_heads], layer_kv), phase)
             normed = F.rms_norm(x, norm_shape, layer.post_attention_norm, eps)
             gate, up = layer.gate_up(normed, phase).chunk(2, dim=1)
             x = x + layer.down(F.silu(gate) * up, phase)
@@ -130,7 +128,9 @@ def _addresses(segments: Sequence[Segment], device: torch.device) -> tuple[Tenso
     return pair[0], pair[1]
 
 
-def _check_segments(token_ids: Tensor, segments: Sequence[Segment], kv: KVCache) -> None:
+def _check_rows(token_ids: Tensor, segments: Sequence[Segment], kv: KVCache, phase: Phase) -> None:
+    if phase not in _PLANS:
+        raise ValueError(f"phase must be one of {sorted(_PLANS)}, got {phase!r}")
     rows = sum(segment.count for segment in segments)
     if token_ids.shape != (rows,) or rows == 0:
         raise ValueError(f"token_ids has shape {tuple(token_ids.shape)}, segments have {rows} rows")

@@ -63,17 +63,25 @@ class _Checkpoint:
     def weights(self) -> DecoderWeights:
         """Read everything."""
         config = self._config
+        if config.tie_word_embeddings:
+            self._files.pop("lm_head.weight", None)  # some writers store the embedding twice
         embedding = self._placed("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         if config.tie_word_embeddings:
             head = make_linear(embedding, None, self._dtype, self._device)
         else:
             head = self._fused(["lm_head"], [config.vocab_size], config.hidden_size, bias=False)
-        return DecoderWeights(
+        weights = DecoderWeights(
             embedding=embedding,
             layers=[self._layer(f"model.layers.{index}.") for index in range(config.num_layers)],
             final_norm=self._placed("model.norm.weight", config.hidden_size),
             head=head,
         )
+        unused = sorted(name for name in self._files if not name.endswith("rotary_emb.inv_freq"))
+        if unused:
+            raise ModelError(
+                f"{self._path}: tensor {unused[0]} is not used by this architecture ({len(unused)} such)"
+            )
+        return weights
 
     def _layer(self, prefix: str) -> DecoderLayer:
         config = self._config
@@ -105,7 +113,7 @@ class _Checkpoint:
         return self._read(name, *shape).to(self._device, self._dtype)
 
     def _read(self, name: str, *shape: int) -> Tensor:
-        file = self._files.get(name)
+        file = self._files.pop(name, None)
         if file is None:
             raise ModelError(f"{self._path}: tensor {name} is missing")
         try:
