@@ -50,7 +50,7 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
     stats: SpecStats | None = None
     result: PhaseResult | None = None
-    """The phase under way, if any."""
+    """The latest phase. Decisions count for it until the next one begins: they follow from its rounds."""
     _window: deque[tuple[float, SpecStats]] = field(default_factory=deque)
     _cursor: int = 0
     _phase_start: tuple[float, SpecStats] | None = None
@@ -65,8 +65,7 @@ class Watch:
         return self.result
 
     def end(self) -> None:
-        """Close the phase with the newest reading."""
-        self.result = None
+        """Close the phase's sums at the newest reading."""
         self._phase_start = None
 
     async def poll(self) -> None:
