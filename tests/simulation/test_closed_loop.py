@@ -50,7 +50,7 @@ class Scene:
         return self.worker.depths[first:], len(applied)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_depth_follows_the_phases(seed: int) -> None:
     scene = Scene(seed)
     total = 0
@@ -65,13 +65,13 @@ def test_the_depth_follows_the_phases(seed: int) -> None:
     assert total <= 80
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_steady_phase_brings_few_changes(seed: int) -> None:
     scene = Scene(seed)
     for acceptance in (PREDICTABLE, CHAT, PROSE):
         scene.play(acceptance, 60)
-        _, changes = scene.play(acceptance, 300)
-        assert changes <= 6, acceptance
+        _, changes = scene.play(acceptance, 120)
+        assert changes <= 4, acceptance
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 8])
@@ -84,7 +84,7 @@ def test_0_is_reached_and_left_at_every_batch_size(batch_size: int) -> None:
 
 
 def test_probes_at_0_cost_little() -> None:
-    depths, _ = Scene().play([0.0] * 16, 600)
+    depths, _ = Scene().play([0.0] * 16, 300)
     late = depths[len(depths) // 4 :]
     assert 0 < sum(depth > 0 for depth in late) / len(late) < 0.05
 
