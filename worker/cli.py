@@ -108,6 +108,9 @@ def _load_config(path: Path | None) -> WorkerConfig:
     """Load and check everything that can be checked without the model (BadConfiguration otherwise)."""
     from worker.control import ControlError, read_control_token
 
+    # The settings library takes a file that is not there for an empty one.
+    if path is not None and not path.is_file():
+        raise BadConfiguration([f"--config: {path} is not there, or is no file"])
     try:
         config = load_config(path)
         read_control_token(config.server)
@@ -125,15 +128,15 @@ def _load_config(path: Path | None) -> WorkerConfig:
 
 
 def _field_lines(error: ValidationError) -> list[str]:
-    """Return `field: message`; messages of whole-section checks name their field themselves."""
+    """Return `field: message` lines; checks over several fields begin their message with the field's name."""
     lines = []
     for item in error.errors():
         field = ".".join(str(part) for part in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "value_error" and message.startswith(field.partition(".")[0] or "engine."):
-            lines.append(message if ":" in message else f"{field or message.split()[0]}: {message}")
+        if item["type"] == "value_error" and "." in message.split()[0]:
+            lines.append(f"{message.split()[0]}: {message}")
         else:
-            given = f" (got {item['input']!r})" if not isinstance(item["input"], dict) else ""
+            given = "" if isinstance(item["input"], dict) else f" (got {item['input']!r})"
             lines.append(f"{field}: {message}{given}")
     return lines
 
