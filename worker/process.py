@@ -34,6 +34,9 @@ CLOSE_SECONDS = 2
 """Time for connections to end once the engine has stopped."""
 
 
+BACKLOG = 2048
+
+
 class StartFailure(Exception):
     """The worker cannot serve; the message is one line for a person."""
 
@@ -118,11 +121,13 @@ class _Listener(uvicorn.Server):
 
 
 def _listen(field: str, host: str, port: int) -> socket.socket:
+    """Open the socket at once, before the server is ready: early connections wait instead of being refused."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
+        bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
         raise StartFailure(f"{field}: cannot listen on {host}:{port}: {error.strerror or error}") from None
