@@ -121,7 +121,8 @@ def _attend_group(group: _Group, queries: Tensor, layer_kv: Tensor) -> Tensor:
     heads_per_kv = num_heads // kv_heads
     blocks = queries[group.first_row : group.first_row + n * width]
     blocks = blocks.reshape(n, width, kv_heads, heads_per_kv, head_dim).transpose(1, 2)
-    blocks = blocks.reshape(n * kv_heads, width, heads_per_kv, head_dim)
+    # Contiguous, or the kernel would be chosen by the layout that the projection left.
+    blocks = blocks.reshape(n * kv_heads, width, heads_per_kv, head_dim).contiguous()
     # Slots and KV heads collapse into one batch dimension without a copy; rows share KV by a stride of 0.
     past = layer_kv[:, group.first_slot : group.first_slot + n, :, : group.length]
     past = (
@@ -175,7 +176,7 @@ def _attend_segment(segment: Segment, mask: Tensor, queries: Tensor, layer_kv: T
     kv_heads = layer_kv.shape[2]
     heads_per_kv = num_heads // kv_heads
     # [kv_heads, heads_per_kv, count, head_dim]: query heads of one KV head are the kernel's heads
-    block = queries.transpose(0, 1).view(kv_heads, heads_per_kv, count, head_dim)
+    block = queries.transpose(0, 1).contiguous().view(kv_heads, heads_per_kv, count, head_dim)
     past = layer_kv[:, segment.slot, :, None, : mask.shape[1]].expand(-1, -1, heads_per_kv, -1, -1)
     out = F.scaled_dot_product_attention(block, past[0], past[1], attn_mask=mask)
     return out.permute(2, 0, 1, 3).reshape(count, num_heads * head_dim)
