@@ -27,12 +27,14 @@ class DecodeBatch:
 def row_budget(
     request: Request, *, num_steps: int, max_context_tokens: int, drafter_context_tokens: int | None
 ) -> int:
-    """Return min(num_steps, tokens left - 1, context left, drafter's context left), at least 0.
+    """Return min(num_steps, request's cap, tokens left - 1, context left, drafter's context left), at least 0.
 
     A round emits one token more than its correct drafts, so the last token of `max_tokens` needs no draft. The
     k-th draft of a round sits at absolute position `committed + k - 1`, and needs a KV row there in verify.
     """
     room = min(num_steps, request.tokens_left - 1, max_context_tokens - request.committed - 1)
+    if request.params.max_num_steps is not None:
+        room = min(room, request.params.max_num_steps)
     if drafter_context_tokens is not None:
         # The last forward of a k-token draft reads the token at position committed + k - 2.
         room = min(room, drafter_context_tokens - request.committed + 1)

@@ -64,6 +64,8 @@ def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.mono
         max_tokens=engine.max_context_tokens,
         num_tokens=len(tokenizer),
     )
+    whole = engine.max_running_requests * (engine.max_context_tokens + spec.candidate_steps[-1] + 1)
+    max_kv_tokens = engine.max_kv_tokens or whole
     drafter = _build_drafter(config, tokenizer, device)
     states = build_runtime_states(
         spec.candidate_steps, max_batch_size=engine.max_running_requests, device=device
@@ -97,6 +99,7 @@ def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.mono
             prefill_chunk_tokens=engine.prefill_chunk_tokens,
             max_num_batched_tokens=engine.max_num_batched_tokens,
             deepest_num_steps=spec.candidate_steps[-1],
+            max_kv_tokens=max_kv_tokens,
         )
         plans = PlanTable(
             boot_id=info.boot_id, candidate_steps=spec.candidate_steps, fallback_num_steps=fallback_num_steps
@@ -116,7 +119,7 @@ def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.mono
             scheduler=scheduler,
             plans=plans,
             recorder=recorder,
-            kv_tokens_per_slot=engine.max_context_tokens,
+            max_kv_tokens=max_kv_tokens,
             hang_seconds=engine.hang_seconds,
             clock=clock,
         )

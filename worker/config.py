@@ -90,6 +90,8 @@ class EngineConfig(Section):
     """A request that finds the queue full gets 429."""
     max_context_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 2048
     """Prompt and output of one request together; at most the model's own limit."""
+    max_kv_tokens: Annotated[int, Field(ge=0)] = 0
+    """KV tokens that running requests may hold together before the newest gives way; 0: no bound but the slots."""
     prefill_chunk_tokens: Annotated[int, Field(ge=1, le=65536)] = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 1024
     """Rows of one step: running × (deepest tier + 1) + prefill never exceed it."""

@@ -61,6 +61,8 @@ class Engine:
         """Do one step: a prefill where one is due, then one round of the decoding batch."""
         self._end_aborted()
         plan = self._scheduler.schedule()
+        for slot in plan.preempted_slots:
+            self._release_draft(slot)
         for chunk in plan.prefill:
             self._prefill(chunk)
         if not plan.decode:
@@ -152,7 +154,7 @@ class Engine:
         if not verdict.accept_tokens:
             self.fail([request], "internal error: the model's logits hold NaN")
             return RowOutcome(0, 0, 0, 0, 0, context_tokens)
-        emitted, reason = _cut(request, verdict.accept_tokens)
+        emitted, reason, matched_stop = _cut(request, verdict.accept_tokens)
         correct = min(verdict.num_correct_drafts, len(emitted))
         request.output_ids += emitted
         request.kv_length = request.committed - 1
@@ -167,7 +169,7 @@ class Engine:
             row_budget=budget,
             context_tokens=context_tokens,
         )
-        self._hand_out(request, emitted, reason)
+        self._hand_out(request, TokenChunk(tuple(emitted), reason, matched_stop=matched_stop))
         return outcome
 
     @torch.inference_mode()
@@ -179,6 +181,7 @@ class Engine:
                 request.held_slot, chunk.start, request.prompt_ids[chunk.start : chunk.stop]
             )
             request.kv_length = chunk.stop
+            self._scheduler.stored(request)
             if not chunk.is_last:
                 return
             token = int(draw_tokens(logits, [Draw.at(request, request.committed)]))
@@ -189,45 +192,51 @@ class Engine:
         if token < 0:
             self.fail([request], "internal error: the model's logits hold NaN")
             return
-        emitted, reason = _cut(request, [token])
+        emitted, reason, matched_stop = _cut(request, [token])
         request.output_ids += emitted
         request.phase = Phase.RUNNING
         request.first_token_seconds = self._clock()
         self._recorder.record_first_token(len(request.prompt_ids))
-        self._hand_out(request, emitted, reason)
+        self._hand_out(request, TokenChunk(tuple(emitted), reason, matched_stop=matched_stop))
 
     # ---- the ends of a request: every one goes through _finish ----
 
-    def _hand_out(self, request: Request, token_ids: Sequence[int], reason: FinishReason | None) -> None:
-        if reason is not None:
-            stop = token_ids[-1] if reason == "stop" else None
-            self._finish(request, TokenChunk(tuple(token_ids), reason, matched_stop=stop))
+    def _hand_out(self, request: Request, chunk: TokenChunk) -> None:
+        if chunk.finish_reason is not None:
+            self._finish(request, chunk)
         else:
-            self._send(request, TokenChunk(tuple(token_ids)))
+            self._send(request, chunk)
 
     def fail(self, requests: Sequence[Request], message: str) -> None:
         """End requests with an error; the others and the server live on."""
         for request in requests:
             if request.slot is not None:
-                # What went wrong may be stored: a NaN behind the mask would poison the slot's next owner.
-                self._runner.kv.clear(request.slot)
+                self._scheduler.clear_slot(request)
             self._finish(request, TokenChunk((), "error", error=message))
 
     def _end_aborted(self) -> None:
+        now = self._clock()
         for request in self._scheduler.requests():
             if request.aborted.is_set():
                 self._finish(request, TokenChunk((), "abort"))
+            elif request.is_overdue(now):
+                message = f"timeout: the request took longer than {request.timeout_seconds:g} s"
+                self._finish(request, TokenChunk((), "abort", error=message))
 
     def _finish(self, request: Request, chunk: TokenChunk) -> None:
         slot = request.slot
         self._scheduler.remove(request)
-        if slot is not None and self._drafter is not None:
-            self._drafter.release(slot)
+        if slot is not None:
+            self._release_draft(slot)
         request.phase = Phase.FINISHED
         request.finish_reason = chunk.finish_reason
         request.finish_seconds = self._clock()
         self._recorder.record_finish(chunk.finish_reason or "error")
         self._send(request, chunk)
+
+    def _release_draft(self, slot: int) -> None:
+        if self._drafter is not None:
+            self._drafter.release(slot)
 
     def _send(self, request: Request, chunk: TokenChunk) -> None:
         try:
@@ -237,10 +246,17 @@ class Engine:
             request.aborted.set()
 
 
-def _cut(request: Request, accept_tokens: Sequence[int]) -> tuple[list[int], FinishReason | None]:
-    """Return the tokens to hand out, cut at the first one that ends the request, and the reason if it ends."""
+def _cut(
+    request: Request, accept_tokens: Sequence[int]
+) -> tuple[list[int], FinishReason | None, int | str | None]:
+    """Return the tokens to hand out, cut at the first that ends the request, the reason and what it matched."""
     accept_tokens = accept_tokens[: request.tokens_left]
+    ends = request.end_token_ids
     for index, token in enumerate(accept_tokens):
-        if request.ends_with(token):
-            return list(accept_tokens[: index + 1]), "stop"
-    return list(accept_tokens), "length" if len(accept_tokens) == request.tokens_left else None
+        emitted = list(accept_tokens[: index + 1])
+        if token in ends:
+            return emitted, "stop", token
+        stop = request.stop_strings.push(token) if request.stop_strings else None
+        if stop is not None:
+            return emitted, "stop", stop
+    return list(accept_tokens), "length" if len(accept_tokens) == request.tokens_left else None, None

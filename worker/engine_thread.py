@@ -40,7 +40,7 @@ class EngineThread:
         scheduler: Scheduler,
         plans: PlanTable,
         recorder: StatsRecorder,
-        kv_tokens_per_slot: int,
+        max_kv_tokens: int,
         hang_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -48,7 +48,7 @@ class EngineThread:
         self._scheduler = scheduler
         self._plans = plans
         self._recorder = recorder
-        self._kv_tokens_per_slot = kv_tokens_per_slot
+        self._max_kv_tokens = max_kv_tokens
         self._hang_seconds = hang_seconds
         self._clock = clock
         self._started = self._last_tick = clock()
@@ -112,17 +112,15 @@ class EngineThread:
     def stats(self) -> SpecStats:
         """Return all counters."""
         now = self._clock()
-        running = self._scheduler.num_running
-        slots = self.info.max_running_requests
         return SpecStats(
             boot_id=self.info.boot_id,
             uptime_seconds=max(0.0, now - self._started),
             plan=self._plans.status(now),
             queue=QueueStats(
-                running=running,
+                running=self._scheduler.num_running,
                 waiting=self._scheduler.num_waiting,
-                kv_tokens_free=(slots - running) * self._kv_tokens_per_slot,
-                kv_tokens_total=slots * self._kv_tokens_per_slot,
+                kv_tokens_free=max(0, self._max_kv_tokens - self._scheduler.kv_tokens_used()),
+                kv_tokens_total=self._max_kv_tokens,
             ),
             **self._recorder.snapshot()._asdict(),
         )

@@ -74,17 +74,43 @@ class KVCache:
         """Return the values of one layer, a view `[num_slots, num_kv_heads, max_tokens, head_dim]`."""
         return self.layers[layer][1]
 
-    def allocate(self) -> int:
-        """Take the lowest free slot. Its old content stays and must not be attended to.
+    def is_free(self, slot: int) -> bool:
+        """Whether `allocate` could hand this slot out."""
+        return self._is_free[slot]
+
+    def allocate(self, slot: int | None = None) -> int:
+        """Take a slot, the lowest free one if none is named. Its old content stays.
 
         Raises:
-            KVCacheFull: every slot is taken.
+            KVCacheFull: every slot is taken, or the named one is.
         """
-        if not self._free:
-            raise KVCacheFull(f"all {self.num_slots} KV slots are taken")
-        slot = heapq.heappop(self._free)
+        if not self._free or (slot is not None and not self._is_free[slot]):
+            raise KVCacheFull(
+                f"all {self.num_slots} KV slots are taken" if slot is None else f"slot {slot} is taken"
+            )
+        if slot is None:
+            slot = heapq.heappop(self._free)
+        else:
+            self._free.remove(slot)
+            heapq.heapify(self._free)
         self._is_free[slot] = False
         return slot
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of one slot to another."""
+        for layer in self.layers:
+            layer[:, target, :, :length] = layer[:, source, :, :length]
+
+    def swap_out(
+        self, slot: int, length: int
+    ) -> list[Tensor]:  # per layer [2, num_kv_heads, length, head_dim]
+        """Return a copy of the first `length` tokens in host memory, for `swap_in` later: bit for bit the same."""
+        return [layer[:, slot, :, :length].to("cpu", copy=True) for layer in self.layers]
+
+    def swap_in(self, slot: int, stored: list[Tensor]) -> None:
+        """Put back what `swap_out` returned, into any slot."""
+        for layer, content in zip(self.layers, stored, strict=True):
+            layer[:, slot, :, : content.shape[2]] = content.to(layer.device)
 
     def free(self, slot: int) -> None:
         """Give a slot back.

@@ -8,7 +8,9 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from worker.stopping import StopStrings
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -32,6 +34,10 @@ class SamplingParams:
     """None draws a fresh seed, which then holds for the whole request."""
     ignore_eos: bool = False
     stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    """EOS and stop tokens cannot be drawn before this many tokens."""
+    max_num_steps: int | None = None
+    """The request's own cap on drafts per round; 0 decodes plainly. It never changes the tokens."""
 
     @property
     def is_greedy(self) -> bool:
@@ -47,8 +53,8 @@ class TokenChunk:
     finish_reason: FinishReason | None = None
     error: str | None = None
     """Set with finish_reason "error": one sentence for the client."""
-    matched_stop: int | None = None
-    """The EOS or stop token that ended the request, if one did (it is the last of `token_ids`)."""
+    matched_stop: int | str | None = None
+    """The EOS or stop token that ended the request (the last of `token_ids`), or the stop string."""
 
 
 class Phase(enum.Enum):
@@ -94,6 +100,9 @@ class Request:
     params: SamplingParams
     sink: Callable[[TokenChunk], None]
     eos_token_ids: frozenset[int] = frozenset()
+    stop_strings: StopStrings | None = None
+    timeout_seconds: float | None = None
+    """The request is ended this long after its arrival, wherever it is."""
     arrival_seconds: float = 0.0
     """Engine clock at submission."""
 
@@ -102,6 +111,10 @@ class Request:
     slot: int | None = None
     kv_length: int = 0
     """Tokens whose target KV is stored."""
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was there already."""
+    swapped_kv: list[Any] | None = None
+    """KV of a preempted request, in host memory (see `KVCache.swap_out`)."""
     first_token_seconds: float | None = None
     finish_seconds: float | None = None
     finish_reason: FinishReason | None = None
@@ -140,11 +153,20 @@ class Request:
         prompt = len(self.prompt_ids)
         return self.prompt_ids[start:stop] + self.output_ids[max(0, start - prompt) : max(0, stop - prompt)]
 
-    def ends_with(self, token_id: int) -> bool:
-        """Whether emitting `token_id` ends the request."""
-        if token_id in self.params.stop_token_ids:
-            return True
-        return token_id in self.eos_token_ids and not self.params.ignore_eos
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end the request when emitted."""
+        own = self.params.stop_token_ids
+        return own if self.params.ignore_eos else own | self.eos_token_ids
+
+    def banned_at(self, position: int) -> frozenset[int]:
+        """Tokens that cannot be drawn at an absolute position: the ends, before `min_tokens`."""
+        is_early = position - len(self.prompt_ids) < self.params.min_tokens
+        return self.end_token_ids if is_early else frozenset()
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether its time is over."""
+        return self.timeout_seconds is not None and now - self.arrival_seconds >= self.timeout_seconds
 
 
 class RequestRejected(Exception):

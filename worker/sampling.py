@@ -22,11 +22,13 @@ class Draw(NamedTuple):
     params: SamplingParams
     seed: int
     position: int
+    banned: frozenset[int] = frozenset()
+    """Tokens that cannot be drawn here."""
 
     @classmethod
     def at(cls, request: Request, position: int) -> "Draw":
         """Return the draw of `request`'s token at `position`."""
-        return cls(request.params, request.seed, position)
+        return cls(request.params, request.seed, position, request.banned_at(position))
 
 
 def draw_tokens(
@@ -35,8 +37,11 @@ def draw_tokens(
 ) -> Tensor:  # [rows] int64
     """Draw one token per row; a row with NaN in its logits gives -1.
 
-    Ties go to the lowest id, in every mode.
+    Ties go to the lowest id, in every mode. Logits of banned tokens are overwritten in place.
     """
+    for row, draw in enumerate(draws):
+        if draw.banned:
+            logits[row, [token for token in draw.banned if token < logits.shape[-1]]] = float("-inf")
     values, tokens = logits.max(dim=-1)
     sampled = [row for row, draw in enumerate(draws) if not draw.params.is_greedy]
     if sampled:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from worker.kv_cache import KVCache
+from worker.prefix_cache import PrefixCache
 from worker.request import Phase, PromptTooLong, QueueFull, Request
 
 
@@ -32,10 +33,16 @@ class StepPlan(NamedTuple):
 
     prefill: Sequence[PrefillChunk]
     decode: Sequence[Request]
+    preempted_slots: Sequence[int] = ()
+    """Slots taken away before this step."""
 
 
 class Scheduler:
-    """Keeps `running × (deepest tier + 1) + prefill <= max_num_batched_tokens` in every step."""
+    """Keeps `running × (deepest tier + 1) + prefill <= max_num_batched_tokens` in every step.
+
+    `max_kv_tokens` bounds what running requests hold together; who outgrows it is preempted. At its default (a whole
+    context for every slot) that never happens.
+    """
 
     def __init__(
         self,
@@ -47,8 +54,11 @@ class Scheduler:
         prefill_chunk_tokens: int,
         max_num_batched_tokens: int,
         deepest_num_steps: int,
+        max_kv_tokens: int,
     ) -> None:
         self._kv = kv
+        self._prefixes = PrefixCache(kv, prefill_chunk_tokens)
+        self._max_kv_tokens = max_kv_tokens
         self._max_running = max_running_requests
         self._max_waiting = max_waiting_requests
         self._max_context = max_context_tokens
@@ -58,6 +68,7 @@ class Scheduler:
         self._lock = threading.Lock()
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # admitted, in order of admission: prefilling or decoding
+        self.num_preemptions = 0
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -98,7 +109,8 @@ class Scheduler:
             return iter([*self._running, *self._waiting])
 
     def schedule(self) -> StepPlan:
-        """Admit what fits, then return this step's work."""
+        """Make room, admit what fits, then return this step's work."""
+        preempted_slots = self._preempt()
         self._admit()
         decode = [request for request in self._running if request.phase is Phase.RUNNING]
         budget = self._max_batched - len(self._running) * self._rows_per_request
@@ -115,7 +127,7 @@ class Scheduler:
             chunks.append(PrefillChunk(request, start, stop))
             if decode:
                 break  # one chunk a step: running streams wait for no more than that
-        return StepPlan(chunks, decode)
+        return StepPlan(chunks, decode, preempted_slots)
 
     def remove(self, request: Request) -> None:
         """Take a request out, freeing its slot at once."""
@@ -128,10 +140,63 @@ class Scheduler:
             self._kv.free(request.slot)
             request.slot = None
 
+    def stored(self, request: Request) -> None:
+        """Note that more of a prompt is stored: others with the same beginning may reuse it."""
+        self._prefixes.stored(request.held_slot, request.prompt_ids, request.kv_length)
+
+    def clear_slot(self, request: Request) -> None:
+        """Wipe the slot of a request that failed: a NaN behind the mask would poison the slot's next owner."""
+        self._prefixes.forget(request.held_slot)
+        self._kv.clear(request.held_slot)
+
+    def preempt(self, request: Request) -> int:
+        """Take a request's slot away and queue it first; its KV waits in host memory, so nothing is recomputed.
+
+        Returns the slot, for whoever else keeps something by it.
+        """
+        slot = request.held_slot
+        request.swapped_kv = self._kv.swap_out(slot, request.kv_length)
+        with self._lock:
+            self._running.remove(request)
+            request.phase, request.slot = Phase.WAITING, None
+            self._waiting.appendleft(request)
+        self._kv.free(slot)
+        self.num_preemptions += 1
+        return slot
+
+    def kv_tokens_used(self) -> int:
+        """KV rows that running requests hold, the deepest round's drafts included."""
+        # tuple(): asked from other threads as well, while the engine thread changes the list.
+        return sum(self._need(request) for request in tuple(self._running))
+
+    def _need(self, request: Request) -> int:
+        return request.committed + self._rows_per_request
+
+    def _preempt(self) -> list[int]:
+        """Give way, newest first, while running requests outgrow the KV budget. The oldest always stays."""
+        slots = []
+        while len(self._running) > 1 and self.kv_tokens_used() > self._max_kv_tokens:
+            slots.append(self.preempt(self._running[-1]))
+        return slots
+
     def _admit(self) -> None:
         with self._lock:
             while self._waiting and self._kv.num_free_slots and len(self._running) < self._max_running:
-                request = self._waiting.popleft()
-                request.slot = self._kv.allocate()
-                request.phase = Phase.PREFILL
+                request = self._waiting[0]
+                if self._running and self.kv_tokens_used() + self._need(request) > self._max_kv_tokens:
+                    break
+                self._waiting.popleft()
+                self._place(request)
                 self._running.append(request)
+
+    def _place(self, request: Request) -> None:
+        if request.swapped_kv is not None:
+            request.slot = self._prefixes.place([]).slot
+            self._kv.swap_in(request.slot, request.swapped_kv)
+            request.swapped_kv = None
+            is_whole = request.kv_length >= len(request.prompt_ids)
+            request.phase = Phase.RUNNING if is_whole else Phase.PREFILL
+            return
+        request.slot, request.cached_tokens = self._prefixes.place(request.prompt_ids)
+        request.kv_length = request.cached_tokens
+        request.phase = Phase.PREFILL

@@ -196,7 +196,7 @@ def test_a_broken_sink_aborts_its_own_request_only(make_rig):
 
 
 def test_draft_kv_length_is_committed_minus_one_after_catch_up(make_rig):
-    """At partial acceptance right after the round; at full acceptance one short, caught up by the next first forward."""
+    """At partial acceptance right after the round; at full one short, which the next first forward makes up."""
     rig = make_rig(draft={"noise": 0.1})
     drafter = rig.engine._drafter
     rig.set_depth(3)

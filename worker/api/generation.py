@@ -35,7 +35,7 @@ class Piece:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     error: str | None = None
-    matched_stop: int | None = None
+    matched_stop: int | str | None = None
 
 
 class Generation:

@@ -36,13 +36,19 @@ def verify(
     starts = [0]
     for tokens in drafts:
         starts.append(starts[-1] + 1 + len(tokens))
-    greedy = [row for row, request in enumerate(requests) if request.params.is_greedy]
     drawn: list[list[int]] = [[] for _ in requests]
+    greedy = [row for row, request in enumerate(requests) if request.params.is_greedy]
     if greedy:
-        values, argmax = logits.max(dim=-1)
-        tokens_of_rows = argmax.masked_fill_(values.isnan(), -1).tolist()
+        rows = [start for row in greedy for start in range(starts[row], starts[row + 1])]
+        draws = [
+            Draw.at(requests[row], requests[row].committed + step)
+            for row in greedy
+            for step in range(starts[row + 1] - starts[row])
+        ]
+        chosen = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
+        in_order = iter(draw_tokens(chosen, draws).tolist())
         for row in greedy:
-            drawn[row] = tokens_of_rows[starts[row] : starts[row + 1]]
+            drawn[row] = [next(in_order) for _ in range(starts[row + 1] - starts[row])]
     active = [row for row, request in enumerate(requests) if not request.params.is_greedy]
     step = 0
     while active:
