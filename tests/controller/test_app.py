@@ -28,6 +28,7 @@ def client(simulated: Any) -> Iterator[TestClient]:
             "loop": {
                 "poll_interval_seconds": 0.02,
                 "confirm_timeout_seconds": 0.1,
+                "recent_window_seconds": 600,
                 "backoff_max_seconds": 0.02,
             },
             "guards": {"window_seconds": 600},
@@ -197,7 +198,7 @@ def test_workers_show_what_the_live_table_needs(client: TestClient, simulated: A
     def shown() -> Any:
         return client.get("/v1/workers").json()["workers"][0]
 
-    wait_for(lambda: shown()["accept_length"] is not None)
+    wait_for(lambda: shown()["rounds_by_num_steps"] == {"2": 200})
     worker = shown()
     assert worker["id"] == "a" and worker["reachable"] and worker["boot_id"] == "boot-1"
     assert worker["running_batch"] == 3 and worker["rounds_by_num_steps"] == {"2": 200}

@@ -59,6 +59,20 @@ def test_a_counter_that_went_backwards_starts_again(worker: Any) -> None:
     assert observation.is_baseline and observation.cells == () and observation.generated_tokens == 0
 
 
+def test_a_single_counter_that_went_backwards_is_enough(worker: Any) -> None:
+    observer = Observer()
+    worker.acceptance = [1.0] * 64
+    worker.rounds(100)
+    before = read(worker)
+    observer.observe(before, 1.0)
+    worker.rounds(1)
+    after = read(worker)
+    bucket = after.buckets[0].model_copy(update={"correct": [101, 99]})
+    assert observer.observe(after.model_copy(update={"buckets": [bucket]}), 2.0).is_baseline
+    assert not observer.observe(after.model_copy(update={"buckets": [bucket]}), 3.0).is_baseline
+    assert observer.observe(after.model_copy(update={"buckets": []}), 4.0).is_baseline, "a bucket vanished"
+
+
 def test_buckets_are_kept_apart_by_what_was_executed(worker: Any) -> None:
     observer = Observer()
     observer.observe(read(worker), 1.0)
