@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from worker.kv_cache import KVCache
-from worker.models.attention import Segment
+from worker.models.attention import DecodePlan, Segment
 from worker.models.decoder import Decoder
 from worker.models.loader import load_decoder
 
@@ -204,3 +204,25 @@ def test_misfits_are_refused_by_name(load: Callable[..., Decoder]) -> None:
             decoder.forward(tokens(2), segments, kv, phase="decode")
     with pytest.raises(ValueError, match="phase"):
         decoder.forward(tokens(2), [Segment(0, 0, 2)], kv, phase="verify")  # type: ignore[arg-type]
+
+
+def test_bfloat16_attention_of_a_row_is_bitwise_independent(load: Callable[..., Decoder]) -> None:
+    """The exact grade stands on this: the same row, alone or in any company, the same bits."""
+    generator = torch.Generator().manual_seed(3)
+    decoder = load(dtype=torch.bfloat16)
+    kv = decoder.new_kv_cache(6, 512)
+    kv.layers[0].copy_(torch.randn(kv.layers[0].shape, generator=generator))
+    queries = torch.randn(6, 8, 4, 8, generator=generator).bfloat16()  # [slots, rows, heads, head_dim]
+    starts = [0, 60, 63, 200, 430, 5]
+
+    def attend(slots: list[int], first: int, count: int) -> Tensor:
+        segments = [Segment(slot, starts[slot] + first, count) for slot in slots]
+        rows = queries[slots, first : first + count].flatten(0, 1)
+        return DecodePlan(segments, kv, 2).attend(rows, kv.layers[0]).view(len(slots), count, -1)
+
+    together = attend([0, 1, 2, 3, 4, 5], 0, 8)
+    for slot in range(6):
+        for first in range(8):
+            assert torch.equal(attend([slot], first, 1)[0, 0], together[slot, first])
+        assert torch.equal(attend([slot], 2, 3)[0], together[slot, 2:5])
+    assert torch.equal(attend([4, 1, 2], 1, 6), together[[4, 1, 2], 1:7])

@@ -1,9 +1,11 @@
 """Causal attention of segments of rows against their slots of the KV cache.
 
-Two arrangements, chosen by phase and never by the number of rows. In `decode` every row is its own query block of the
-`g` query heads that share a KV head: rows go into the head dimension of the kernel, KV is read in multiples of
-`TOKEN_ALIGNMENT` under an explicit mask, so a row's result does not depend on how many rows or requests come with it
-(in bfloat16 bit for bit). In `prefill` all rows of a segment form one query block, which is faster.
+Arrangements are chosen by phase and dtype, never by the number of rows; KV is read in multiples of `TOKEN_ALIGNMENT`
+under an explicit mask, and KV heads are never repeated. In `decode` a few rows of many requests share a kernel call.
+With bfloat16 every row is its own query block of the `g` query heads that share a KV head, so a row's result is bit for
+bit the same whatever rows and requests come with it. With float32 and float64, whose matrix products depend on the
+number of rows anyway, a request's rows form one query block: half the time at several rows. In `prefill` every segment
+is a call of its own.
 
 A plan is built once per forward and used by every layer. Knows nothing about projections or rotary embeddings.
 """
@@ -17,6 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kv_cache import TOKEN_ALIGNMENT, KVCache
+
+ROW_EXACT_DTYPES = (torch.bfloat16, torch.float16)
+"""Dtypes whose decode attention treats every row on its own."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +73,16 @@ class _Group:
     length: int
     first_row: int
     """Where the group's rows begin in the padded row order."""
-    mask: Tensor  # [num_slots * num_kv_heads, rows_per_slot, 1, length]
+    blocks_per_slot: int
+    """1: a request's rows are one query block; `rows_per_slot`: each row is its own."""
+    mask: Tensor  # [num_slots * num_kv_heads, blocks_per_slot, queries of a block, length]
 
 
 class DecodePlan:
     """Rows of running requests: a few per request, all with their own view of the past."""
 
-    def __init__(
-        self, segments: Sequence[Segment], kv: KVCache, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, segments: Sequence[Segment], kv: KVCache, heads_per_kv: int) -> None:
+        dtype, device = kv.layers[0].dtype, kv.layers[0].device
         offsets = _offsets(segments)
         order = sorted(range(len(segments)), key=lambda index: segments[index].slot)
         gather: list[int] = []  # padded order -> row of the forward
@@ -96,10 +102,12 @@ class DecodePlan:
                     gather.append(offsets[index] + real)
                     positions.append(segment.start + real)
             length = aligned(max(segment.stop for segment in run))
-            rows = torch.tensor(positions, device=device).view(len(run), 1, width)
-            mask = causal_mask(rows, length, dtype).expand(len(run), kv.num_kv_heads, width, length)
-            mask = mask.reshape(len(run) * kv.num_kv_heads, width, 1, length)
-            self._groups.append(_Group(run[0].slot, len(run), width, length, first_row, mask))
+            rows = torch.tensor(positions, device=device).view(len(run), 1, width, 1)
+            blocks = width if dtype in ROW_EXACT_DTYPES else 1
+            shape = (len(run), kv.num_kv_heads, width, heads_per_kv, length)
+            mask = causal_mask(rows, length, dtype).expand(shape)
+            mask = mask.reshape(len(run) * kv.num_kv_heads, blocks, -1, length)
+            self._groups.append(_Group(run[0].slot, len(run), width, length, first_row, blocks, mask))
         in_order = gather == list(range(len(scatter)))
         self._gather = None if in_order else torch.tensor(gather, device=device)
         self._scatter = None if in_order else torch.tensor(scatter, device=device)
@@ -122,14 +130,12 @@ def _attend_group(group: _Group, queries: Tensor, layer_kv: Tensor) -> Tensor:
     blocks = queries[group.first_row : group.first_row + n * width]
     blocks = blocks.reshape(n, width, kv_heads, heads_per_kv, head_dim).transpose(1, 2)
     # Contiguous, or the kernel would be chosen by the layout that the projection left.
-    blocks = blocks.reshape(n * kv_heads, width, heads_per_kv, head_dim).contiguous()
-    # Slots and KV heads collapse into one batch dimension without a copy; rows share KV by a stride of 0.
-    past = layer_kv[:, group.first_slot : group.first_slot + n, :, : group.length]
-    past = (
-        past.flatten(1, 2).unsqueeze(2).expand(-1, -1, width, -1, -1)
-    )  # [2, n·kv_heads, width, length, head_dim]
-    mask = group.mask.expand(-1, -1, heads_per_kv, -1)
-    out = F.scaled_dot_product_attention(blocks, past[0], past[1], attn_mask=mask)
+    blocks = blocks.reshape(n * kv_heads, group.blocks_per_slot, -1, head_dim).contiguous()
+    # Slots and KV heads collapse into one batch dimension without a copy; blocks share KV by a stride of 0.
+    past = layer_kv[:, group.first_slot : group.first_slot + n, :, : group.length].flatten(1, 2)
+    past = past.unsqueeze(2).expand(-1, -1, group.blocks_per_slot, -1, -1)
+    # past: [2, n * kv_heads, blocks_per_slot, length, head_dim]
+    out = F.scaled_dot_product_attention(blocks, past[0], past[1], attn_mask=group.mask)
     out = out.view(n, kv_heads, width, heads_per_kv, head_dim).transpose(1, 2)
     return out.reshape(n * width, num_heads * head_dim)
 
@@ -151,9 +157,8 @@ def _neighbours(segments: Sequence[Segment]) -> list[list[Segment]]:
 class PrefillPlan:
     """Chunks of prompts: many rows per segment, one kernel call each."""
 
-    def __init__(
-        self, segments: Sequence[Segment], kv: KVCache, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, segments: Sequence[Segment], kv: KVCache) -> None:
+        dtype, device = kv.layers[0].dtype, kv.layers[0].device
         self._segments = list(segments)
         self._masks: list[Tensor] = []  # each [count, length]
         for segment in segments:

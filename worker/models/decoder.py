@@ -18,7 +18,7 @@ from worker.models.config import DecoderConfig
 from worker.models.linear import Linear, Phase
 from worker.models.rope import RotaryTable, rotate
 
-_PLANS: dict[Phase, type[PrefillPlan] | type[DecodePlan]] = {"prefill": PrefillPlan, "decode": DecodePlan}
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Decoder:
         _check_rows(token_ids, segments, kv, phase)
         config = self.config
         slots, positions = _addresses(segments, self.device)  # [rows] each
-        plan: AttentionPlan = _PLANS[phase](segments, kv, self.dtype, self.device)
+        plan = self._plan(segments, kv, phase)
         cosines, sines = self._rotary.at(positions)
         first_value_head = config.num_heads + config.num_kv_heads
         norm_shape, eps = (config.hidden_size,), config.rms_norm_eps
@@ -114,6 +114,11 @@ class Decoder:
             x = x + layer.down(F.silu(gate) * up, phase)
         return F.rms_norm(x, norm_shape, self._weights.final_norm, eps)
 
+    def _plan(self, segments: Sequence[Segment], kv: KVCache, phase: Phase) -> AttentionPlan:
+        if phase == "prefill":
+            return PrefillPlan(segments, kv)
+        return DecodePlan(segments, kv, self.config.num_heads // self.config.num_kv_heads)
+
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return next-token logits `[n, vocab_size]` of hidden states `[n, hidden_size]`."""
@@ -129,8 +134,8 @@ def _addresses(segments: Sequence[Segment], device: torch.device) -> tuple[Tenso
 
 
 def _check_rows(token_ids: Tensor, segments: Sequence[Segment], kv: KVCache, phase: Phase) -> None:
-    if phase not in _PLANS:
-        raise ValueError(f"phase must be one of {sorted(_PLANS)}, got {phase!r}")
+    if phase not in PHASES:
+        raise ValueError(f"phase must be one of {PHASES}, got {phase!r}")
     rows = sum(segment.count for segment in segments)
     if token_ids.shape != (rows,) or rows == 0:
         raise ValueError(f"token_ids has shape {tuple(token_ids.shape)}, segments have {rows} rows")
