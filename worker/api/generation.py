@@ -99,7 +99,7 @@ class Generation:
             chunks, self._pending = self._pending, []
             if not chunks:
                 continue
-            if not self.output_ids:
+            if not self.output_ids and any(chunk.token_ids for chunk in chunks):
                 self._metrics.time_to_first_token.observe(self.elapsed_seconds)
             piece = self._assemble(chunks)
             self.text += piece.text
@@ -132,11 +132,13 @@ class Generation:
             self._arrived.set()
 
     def _assemble(self, chunks: list[TokenChunk]) -> Piece:
-        """Merge chunks into one piece. The stop token that ended the request has an id but no text."""
+        """Merge chunks into one piece. The stop token that ended the request has an id but no text.
+
+        Stop strings will be looked for here, between detokenizer and piece.
+        """
         last = chunks[-1]
         token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
-        shown = token_ids if last.matched_stop is None else token_ids[:-1]
-        text = self._detokenizer.push(shown)
+        text = self._detokenizer.push(token_ids[:-1] if isinstance(last.matched_stop, int) else token_ids)
         if last.finish_reason is not None:
             text += self._detokenizer.finish()
         return Piece(text, token_ids, last.finish_reason, last.error, last.matched_stop)

@@ -20,7 +20,12 @@ LONG = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 500}
 def open_request(port: int, path: str, body: Any) -> socket.socket:
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
-    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection = socket.socket()
+    connection.settimeout(20)
+    connection.setsockopt(
+        socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
+    )  # so that a client that stops reading is noticed soon
+    connection.connect(("127.0.0.1", port))
     connection.sendall(head.encode() + content)
     return connection
 
