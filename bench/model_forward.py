@@ -1,6 +1,6 @@
 """Times one forward of the default model: transformers (DynamicCache) and our decoder, side by side in one run.
 
-    python bench/model_forward.py [--model DIR] [--threads N] [--repeats N] [--json]
+    python bench/model_forward.py [--model DIR] [--threads N] [--repeats N] [--cpu-time]
 
 A verify of depth k computes k + 1 rows per request behind `--context` tokens; logits of every row are included. The
 two alternate within each repeat, so that a neighbour's load hits both. On a shared machine trust best-of and ratios.
@@ -23,8 +23,6 @@ from worker.models.decoder import Decoder
 from worker.models.fetch import ensure_default_model
 from worker.models.loader import load_decoder
 
-STEPS = (0, 1, 2, 3, 5, 7)
-
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -35,6 +33,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--steps", type=int, nargs="+", default=[0, 1, 2, 3, 5, 7], help="depths k to time")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the calling thread's CPU time, not wall time: for busy machines; implies --threads 1",
+    )
     return parser.parse_args()
 
 
@@ -69,37 +73,40 @@ def own_round(decoder: Decoder, context: Tensor) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def timed(run: Callable[[Tensor], Tensor], rows: Tensor) -> float:
-    started = time.perf_counter()
+def timed(run: Callable[[Tensor], Tensor], rows: Tensor, clock: Callable[[], float]) -> float:
+    started = clock()
     run(rows)
-    return (time.perf_counter() - started) * 1000
+    return (clock() - started) * 1000
 
 
 def main() -> int:
     arguments = parse_arguments()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    clock = time.thread_time if arguments.cpu_time else time.perf_counter
+    threads = 1 if arguments.cpu_time else arguments.threads
+    if threads:
+        torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     generator = torch.Generator().manual_seed(0)
     directory = arguments.model or ensure_default_model()
     decoder = load_decoder(directory, dtype=torch.float32, device=torch.device("cpu"))
     vocab_size = decoder.config.vocab_size
+    unit = "CPU" if arguments.cpu_time else "wall"
     results = []
     worst = 0.0
-    print(f"fp32, context {arguments.context}, {torch.get_num_threads()} threads, ms: best (median)")
+    print(f"fp32, context {arguments.context}, {torch.get_num_threads()} threads, {unit} ms: best (median)")
     print(f"{'batch':>5} {'k':>2} {'transformers':>18} {'own':>18} {'ratio':>6} {'own t(k)/t(0)':>14}")
     for batch in arguments.batch_sizes:
         context = torch.randint(0, vocab_size, (batch, arguments.context), generator=generator)
         runs = {"transformers": transformers_round(directory, context), "own": own_round(decoder, context)}
         base = 0.0
-        for k in STEPS:
+        for k in arguments.steps:
             rows = torch.randint(0, vocab_size, (batch, k + 1), generator=generator)
             outputs = [run(rows) for run in runs.values()]  # warm-up and comparison
             worst = max(worst, float((outputs[0] - outputs[1]).abs().max()))
             times: dict[str, list[float]] = {name: [] for name in runs}
             for _ in range(arguments.repeats):
                 for name, run in runs.items():
-                    times[name].append(timed(run, rows))
+                    times[name].append(timed(run, rows, clock))
             best = {name: min(values) for name, values in times.items()}
             median = {name: statistics.median(values) for name, values in times.items()}
             base = base or best["own"]
