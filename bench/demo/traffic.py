@@ -14,7 +14,8 @@ import httpx
 from bench.demo.phases import Kind, Phase
 from bench.demo.processes import DemoError
 
-REQUEST_TIMEOUT = httpx.Timeout(120.0, connect=5.0)
+REQUEST_TIMEOUT = httpx.Timeout(120.0, connect=10.0)
+"""Generous: on a busy machine the first token of the eighth stream waits for seven prefills."""
 
 
 class RequestFailed(DemoError):
@@ -69,7 +70,8 @@ class Traffic:
             "stream_options": {"include_usage": True},
         }
         try:
-            async with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
+            stream = self.client.stream("POST", "/v1/chat/completions", json=body, timeout=REQUEST_TIMEOUT)
+            async with stream as response:
                 if response.status_code != 200:
                     text = (await response.aread()).decode(errors="replace")
                     raise RequestFailed(f"a {kind.name} request got {response.status_code}: {text[:500]}")
