@@ -173,3 +173,13 @@ def test_docker_compose_accepts_the_files(override: list[str]) -> None:
     command = [docker, "compose", "-f", "docker-compose.yml", *override, "config", "-q"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_readme_names_what_there_is() -> None:
+    text = (ROOT / "README.md").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.M)) - targets == set()
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / link).exists(), link
+    for name in re.findall(r"`((?:worker|controller|bench|docs|configs)/[a-z0-9_/.-]+)`", text):
+        assert (ROOT / name).exists(), name
