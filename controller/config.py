@@ -236,6 +236,8 @@ def load_config(path: Path | None, environ: Mapping[str, str] = os.environ) -> C
         ValueError: an environment variable with our prefix names no field.
     """
     _check_environment(environ)
+    if path is not None and not path.is_file():  # The source below takes a missing file for an empty one.
+        raise FileNotFoundError("not there, or no file")
     values = {} if path is None else TomlConfigSettingsSource(ControllerConfig, path)()
     return ControllerConfig(**values)
 

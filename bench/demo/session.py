@@ -212,6 +212,8 @@ def choose_addresses(worker_config: Path, controller_config: Path) -> Addresses:
 
 
 def _load(load: Callable[[Path], Any], path: Path) -> Any:
+    if not path.is_file():
+        raise DemoError(f"{path}: not there, or no file")
     try:
         return load(path)
     except (OSError, ValueError) as error:  # pydantic's and tomllib's errors are ValueErrors.

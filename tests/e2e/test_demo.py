@@ -144,6 +144,13 @@ def test_a_bad_configuration_names_the_field(start_demo: StartDemo) -> None:
     assert "max_running_requests" in demo.output
 
 
+@pytest.mark.parametrize("program", ["worker", "controller"])
+def test_a_missing_configuration_is_not_taken_for_an_empty_one(start_demo: StartDemo, program: str) -> None:
+    demo = start_demo("--no-traffic", f"--{program}-config", "nowhere.toml")
+    assert demo.finish() == 1
+    assert "nowhere.toml: not there" in demo.output
+
+
 @pytest.mark.parametrize("duration", ["5", "soon", "inf", "nan"])
 def test_a_bad_duration_is_refused(start_demo: StartDemo, duration: str) -> None:
     demo = start_demo("--duration", duration)
