@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,14 +21,15 @@ from worker.model_runner import ModelRunner
 from worker.models.config import ModelError
 from worker.models.fetch import ensure_default_model
 from worker.models.loader import load_decoder, load_tokenizer
-from worker.protocol import SpecInfo
+from worker.profile import PROFILE_CONTEXT_TOKENS, Profiler, load_or_measure, profile_path
+from worker.protocol import LatencyProfile, SpecInfo
 from worker.scheduler import Scheduler
 from worker.self_check import check_every_tier
 from worker.spec.draft import Drafter
 from worker.spec.model_draft import ModelDrafter
 from worker.spec.ngram import NgramDrafter
 from worker.spec.plan import PlanTable
-from worker.spec.runtime_state import build_runtime_states
+from worker.spec.runtime_state import SpecRuntimeState, build_runtime_states
 from worker.spec.stats import StatsRecorder
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,30 @@ def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.mono
     device = choose_device(config.model.device)
     directory = model_directory(config.model.path)
     tokenizer = load_tokenizer(directory)
+    parts = _load_parts(config, directory, tokenizer, device)
+    info = _describe(config, directory, parts, device)
+    check_every_tier(
+        lambda num_steps: _assemble(config, info, parts, fallback_num_steps=num_steps, clock=clock),
+        parts.states,
+        parts.runner,
+        parts.drafter,
+    )
+    if config.engine.profile_seconds:
+        info = info.model_copy(update={"profile": _profile(config, info, directory, parts)})
+    return _assemble(config, info, parts, fallback_num_steps=config.spec.num_steps, clock=clock)
+
+
+class _Parts(NamedTuple):
+    """What is loaded once, whoever assembles an engine over it."""
+
+    runner: ModelRunner
+    drafter: Drafter | None
+    states: dict[int, SpecRuntimeState]
+
+
+def _load_parts(config: WorkerConfig, directory: Path, tokenizer: Any, device: torch.device) -> _Parts:
+    engine = config.engine
     decoder = load_decoder(directory, dtype=choose_dtype(config.model.dtype, device), device=device)
-    engine, spec = config.engine, config.spec
     limit = decoder.config.max_position_embeddings
     if engine.max_context_tokens > limit:
         raise ValueError(
@@ -64,68 +87,110 @@ def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.mono
         max_tokens=engine.max_context_tokens,
         num_tokens=len(tokenizer),
     )
-    whole = engine.max_running_requests * (engine.max_context_tokens + spec.candidate_steps[-1] + 1)
-    max_kv_tokens = engine.max_kv_tokens or whole
-    drafter = _build_drafter(config, tokenizer, device)
     states = build_runtime_states(
-        spec.candidate_steps, max_batch_size=engine.max_running_requests, device=device
+        config.spec.candidate_steps, max_batch_size=engine.max_running_requests, device=device
     )
-    info = SpecInfo(
+    return _Parts(runner, _build_drafter(config, tokenizer, device), states)
+
+
+def _describe(config: WorkerConfig, directory: Path, parts: _Parts, device: torch.device) -> SpecInfo:
+    engine, spec = config.engine, config.spec
+    has_choice = len(spec.candidate_steps) > 1
+    return SpecInfo(
         boot_id=uuid.uuid4().hex,
         version=version("slipstream"),
         model=config.model.name or directory.name,
         drafter=spec.drafter,
         topk=spec.topk,
         device=_device_name(device),
-        dtype=str(decoder.dtype).removeprefix("torch."),
+        dtype=str(parts.runner.decoder.dtype).removeprefix("torch."),
         candidate_steps=spec.candidate_steps,
         fallback_num_steps=spec.num_steps,
-        fast_path=drafter.fast_path if drafter else "not applicable",
+        fast_path=parts.drafter.fast_path if parts.drafter else "not applicable",
         max_running_requests=engine.max_running_requests,
         max_context_tokens=engine.max_context_tokens,
         max_num_batched_tokens=engine.max_num_batched_tokens,
-        adaptation=len(spec.candidate_steps) > 1,
-        adaptation_off_reason=None
-        if len(spec.candidate_steps) > 1
-        else "spec.candidate_steps has one tier only",
+        adaptation=has_choice,
+        adaptation_off_reason=None if has_choice else "spec.candidate_steps has one tier only",
     )
 
-    def assemble(fallback_num_steps: int) -> EngineThread:
-        scheduler = Scheduler(
-            runner.kv,
-            max_running_requests=engine.max_running_requests,
-            max_waiting_requests=engine.max_waiting_requests,
-            max_context_tokens=engine.max_context_tokens,
-            prefill_chunk_tokens=engine.prefill_chunk_tokens,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            deepest_num_steps=spec.candidate_steps[-1],
-            max_kv_tokens=max_kv_tokens,
-        )
-        plans = PlanTable(
-            boot_id=info.boot_id, candidate_steps=spec.candidate_steps, fallback_num_steps=fallback_num_steps
-        )
-        recorder = StatsRecorder()
-        return EngineThread(
-            Engine(
-                info=info,
-                runner=runner,
-                drafter=drafter,
-                states=states,
-                scheduler=scheduler,
-                plans=plans,
-                recorder=recorder,
-                clock=clock,
-            ),
-            scheduler=scheduler,
-            plans=plans,
-            recorder=recorder,
-            max_kv_tokens=max_kv_tokens,
-            hang_seconds=engine.hang_seconds,
-            clock=clock,
-        )
 
-    check_every_tier(assemble, states, runner, drafter)
-    return assemble(spec.num_steps)
+def _assemble(
+    config: WorkerConfig,
+    info: SpecInfo,
+    parts: _Parts,
+    *,
+    fallback_num_steps: int,
+    clock: Callable[[], float],
+) -> EngineThread:
+    engine, deepest = config.engine, config.spec.candidate_steps[-1]
+    whole = engine.max_running_requests * (engine.max_context_tokens + deepest + 1)
+    max_kv_tokens = engine.max_kv_tokens or whole
+    scheduler = Scheduler(
+        parts.runner.kv,
+        max_running_requests=engine.max_running_requests,
+        max_waiting_requests=engine.max_waiting_requests,
+        max_context_tokens=engine.max_context_tokens,
+        prefill_chunk_tokens=engine.prefill_chunk_tokens,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        deepest_num_steps=deepest,
+        max_kv_tokens=max_kv_tokens,
+    )
+    plans = PlanTable(
+        boot_id=info.boot_id,
+        candidate_steps=config.spec.candidate_steps,
+        fallback_num_steps=fallback_num_steps,
+    )
+    recorder = StatsRecorder()
+    core = Engine(
+        info=info,
+        runner=parts.runner,
+        drafter=parts.drafter,
+        states=parts.states,
+        scheduler=scheduler,
+        plans=plans,
+        recorder=recorder,
+        clock=clock,
+    )
+    return EngineThread(
+        core,
+        scheduler=scheduler,
+        plans=plans,
+        recorder=recorder,
+        max_kv_tokens=max_kv_tokens,
+        hang_seconds=engine.hang_seconds,
+        clock=clock,
+    )
+
+
+def _profile(config: WorkerConfig, info: SpecInfo, directory: Path, parts: _Parts) -> LatencyProfile:
+    """Measure what rounds cost, or read what an earlier start measured under the same conditions."""
+    engine, spec = config.engine, config.spec
+    edges = [1 << power for power in range(engine.max_running_requests.bit_length())]
+    batch_sizes = sorted(
+        {min(edge, engine.max_running_requests) for edge in edges} | {engine.max_running_requests}
+    )
+    room = engine.max_context_tokens - spec.candidate_steps[-1] - 1
+    limit = parts.drafter.max_context_tokens if parts.drafter else None
+    context_tokens = max(2, min(PROFILE_CONTEXT_TOKENS, room, (limit or room) - spec.candidate_steps[-1]))
+    key = {
+        "model": str(directory.resolve()),
+        "draft_model": spec.draft_model_path,
+        "drafter": info.drafter,
+        "device": info.device,
+        "dtype": info.dtype,
+        "threads": torch.get_num_threads(),
+        "tiers": info.candidate_steps,
+        "batch_sizes": batch_sizes,
+        "context_tokens": context_tokens,
+        "versions": [info.version, torch.__version__],
+    }
+
+    def measure() -> LatencyProfile:
+        profiler = Profiler(parts.runner, parts.drafter, parts.states, context_tokens=context_tokens)
+        return profiler.measure(batch_sizes, engine.profile_seconds)
+
+    return load_or_measure(profile_path(engine.profile_dir, key), measure)
 
 
 def _build_drafter(config: WorkerConfig, tokenizer: Any, device: torch.device) -> Drafter | None:

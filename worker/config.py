@@ -97,6 +97,10 @@ class EngineConfig(Section):
     """Rows of one step: running × (deepest tier + 1) + prefill never exceed it."""
     cuda_graph_max_batch_size: Annotated[int, Field(ge=0, le=1024)] = 0
     """Batch sizes up to this get CUDA graphs (0: none; graphs are not built yet)."""
+    profile_seconds: Annotated[float, Field(ge=0, le=600)] = 10.0
+    """Time for measuring what rounds cost, at the first start on a machine; 0 leaves it out."""
+    profile_dir: Path = Path("~/.cache/slipstream/profiles")
+    """Where measured profiles are kept, one file per model, drafter, device and version."""
     hang_seconds: Annotated[float, Field(gt=0)] = 30.0
     """`/readyz` turns false when the engine loop has not ticked for this long."""
 

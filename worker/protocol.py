@@ -124,6 +124,25 @@ class PlanStatus(WireModel):
 # ---- info and statistics: worker -> controller ----
 
 
+class LatencyCell(WireModel):
+    """Median seconds of one round's stages at an exact batch size, every request drafting the whole depth."""
+
+    batch_size: Annotated[int, Field(ge=1)]
+    num_steps: NumSteps
+    draft_seconds: Seconds
+    verify_seconds: Seconds
+    round_seconds: Seconds
+    samples: Annotated[int, Field(ge=1)]
+
+
+class LatencyProfile(WireModel):
+    """What rounds cost on this machine, measured before serving (and kept on disk for the next start)."""
+
+    context_tokens: Count
+    """Committed tokens per request while measuring."""
+    cells: list[LatencyCell]
+
+
 class SpecInfo(WireModel):
     """What a worker is and can do; constant since `boot_id` (`GET /v1/spec/info`)."""
 
@@ -145,6 +164,8 @@ class SpecInfo(WireModel):
     max_num_batched_tokens: int
     adaptation: bool
     adaptation_off_reason: str | None = None
+    profile: LatencyProfile | None = None
+    """None where profiling is off."""
 
 
 class QueueStats(WireModel):

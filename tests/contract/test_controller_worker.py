@@ -52,7 +52,7 @@ def worker_config(
         {
             "model": {"path": directory, "device": "cpu", "dtype": "float64", "threads": 1},
             "spec": {"drafter": "model", "draft_model_path": directory, "num_steps": 1},
-            "engine": {"max_context_tokens": 512},
+            "engine": {"max_context_tokens": 512, "profile_seconds": 0},
             "server": {"control_token_file": token},
         }
     )

@@ -28,7 +28,9 @@ def url(tiny_model_dir: Callable[..., Path]) -> Iterator[str]:
     config = WorkerConfig(
         model=ModelConfig(path=str(directory), name="tiny", device="cpu", dtype="float64", threads=1),
         spec=SpecConfig(candidate_steps=[0, 2], num_steps=2),
-        engine=EngineConfig(max_running_requests=2, max_waiting_requests=0, max_context_tokens=512),
+        engine=EngineConfig(
+            max_running_requests=2, max_waiting_requests=0, max_context_tokens=512, profile_seconds=0
+        ),
     )
     engine = build_engine(config)
     engine.start()

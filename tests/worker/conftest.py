@@ -108,6 +108,7 @@ def make_rig(tiny_model_dir: Callable[..., Path]) -> MakeRig:
                 "max_running_requests": 8,
                 "max_context_tokens": 256,
                 "prefill_chunk_tokens": 32,
+                "profile_seconds": 0,
                 **(engine or {}),
             },
         )

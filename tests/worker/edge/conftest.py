@@ -33,7 +33,7 @@ def make_config(directory: Path, **engine: int) -> WorkerConfig:
     return WorkerConfig(
         model=ModelConfig(path=str(directory), name="tiny", device="cpu", dtype="float64", threads=1),
         spec=SpecConfig(candidate_steps=TIERS, num_steps=1),
-        engine=EngineConfig(**sizes),
+        engine=EngineConfig(profile_seconds=0, **sizes),
         server=ServerConfig(port=0, control_port=0),
     )
 

@@ -1,0 +1,48 @@
+"""The start-up profile: every cell measured, kept, and nothing left in the caches."""
+
+import json
+
+import pytest
+
+from worker.protocol import LatencyProfile
+
+
+@pytest.mark.parametrize(("drafter", "draft"), [("model", {"noise": 0.1}), ("ngram", None)])
+def test_every_cell_is_measured_and_kept(make_rig, tmp_path, drafter, draft):
+    engine = {"profile_seconds": 0.01, "profile_dir": str(tmp_path), "max_running_requests": 3}
+    rig = make_rig(drafter=drafter, draft=draft, engine=engine)
+    profile = rig.thread.info.profile
+    assert {(c.batch_size, c.num_steps) for c in profile.cells} == {
+        (bs, k) for bs in (1, 2, 3) for k in (0, 1, 2, 3, 5, 7)
+    }
+    assert all(c.round_seconds > 0 and c.samples >= 1 for c in profile.cells)
+    assert all((c.draft_seconds > 0.5 * c.round_seconds) <= (drafter == "model") for c in profile.cells)
+    rig.assert_idle_and_clean()
+    (file,) = tmp_path.iterdir()
+    assert LatencyProfile.model_validate_json(file.read_text()) == profile
+    rig.set_depth(3)
+    plain = make_rig(drafter="none", spec={"candidate_steps": [0]}).generate([1, 2, 3]).tokens
+    assert rig.generate([1, 2, 3]).tokens == plain
+    # The next start reads it …
+    changed = json.loads(file.read_text())
+    changed["cells"][0]["samples"] = 4242
+    file.write_text(json.dumps(changed))
+    assert make_rig(drafter=drafter, draft=draft, engine=engine).thread.info.profile.cells[0].samples == 4242
+    # … and measures anew what it cannot read, or what was measured under other conditions.
+    file.write_text("{")
+    assert make_rig(drafter=drafter, draft=draft, engine=engine).thread.info.profile.cells[0].samples < 4242
+    make_rig(drafter=drafter, draft=draft, engine={**engine, "max_running_requests": 2})
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_read_only_directory_is_no_reason_not_to_start(make_rig, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    rig = make_rig(
+        engine={"profile_seconds": 0.01, "profile_dir": str(blocked / "x"), "max_running_requests": 1}
+    )
+    assert rig.thread.info.profile.cells
+
+
+def test_it_can_be_left_out(make_rig):
+    assert make_rig().thread.info.profile is None

@@ -1,0 +1,140 @@
+"""The start-up profile: seconds of a round by batch size and depth, measured within a time budget, kept on disk.
+
+The curve has steps (kernels change at some row counts) and need not be monotone, so it is measured, never assumed;
+depth 0 is measured like the others. Knows nothing about acceptance: every draft is verified, right or wrong.
+"""
+
+import hashlib
+import json
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from worker.batch import DecodeBatch
+from worker.model_runner import ModelRunner
+from worker.models.attention import Segment
+from worker.protocol import LatencyCell, LatencyProfile
+from worker.request import Request, SamplingParams
+from worker.spec.draft import Drafter
+from worker.spec.model_draft import ModelDrafter
+from worker.spec.runtime_state import SpecRuntimeState
+from worker.spec.verify import verify
+
+logger = logging.getLogger(__name__)
+
+PROFILE_CONTEXT_TOKENS = 256
+
+
+def load_or_measure(path: Path, measure: Callable[[], LatencyProfile]) -> LatencyProfile:
+    """Return the profile kept at `path`, or measure and keep it. An unreadable file is measured anew."""
+    try:
+        return LatencyProfile.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        pass
+    profile = measure()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            file.write(profile.model_dump_json())
+        Path(file.name).replace(path)
+    except OSError as error:  # a read-only home: the next start measures again
+        logger.warning("the latency profile cannot be kept at %s: %s", path, error)
+    return profile
+
+
+def profile_path(directory: Path, key: Mapping[str, object]) -> Path:
+    """Return where the profile of a configuration is kept: anything that changes a round's time is in `key`."""
+    text = json.dumps(key, sort_keys=True, default=str)
+    return directory.expanduser() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+class Profiler:
+    """Runs real draft and verify stages over made-up requests. Uses the engine's own parts, before it serves."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        drafter: Drafter | None,
+        states: Mapping[int, SpecRuntimeState],
+        *,
+        context_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._runner = runner
+        # Only a drafter that runs a model costs time worth measuring; lookup is counted online.
+        self._drafter = drafter if isinstance(drafter, ModelDrafter) else None
+        self._states = states
+        self._context = context_tokens
+        self._clock = clock
+
+    def measure(self, batch_sizes: Sequence[int], budget_seconds: float) -> LatencyProfile:
+        """Visit all cells in turn until the time is over; the first visit warms up and does not count.
+
+        Every cell gets at least one counted sample, whatever the budget.
+        """
+        requests = [self._request(index) for index in range(max(batch_sizes))]
+        samples: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        try:
+            ends = self._clock() + budget_seconds
+            visits = 0
+            while visits < 2 or self._clock() < ends:
+                for batch_size in batch_sizes:
+                    for num_steps in self._states:
+                        times = self._round(requests[:batch_size], num_steps)
+                        if visits:
+                            samples.setdefault((batch_size, num_steps), []).append(times)
+                visits += 1
+        finally:
+            for request in requests:
+                self._runner.kv.free(request.held_slot)
+                if self._drafter:
+                    self._drafter.release(request.held_slot)
+        return LatencyProfile(
+            context_tokens=self._context, cells=[_cell(*key, times) for key, times in samples.items()]
+        )
+
+    def _request(self, index: int) -> Request:
+        tokens = [(7 * i + index) % self._runner.vocab_size for i in range(self._context)]
+        params = SamplingParams(max_tokens=1, temperature=0)
+        request = Request(f"profile-{index}", tokens, params, lambda chunk: None)
+        request.slot = self._runner.kv.allocate()
+        self._runner.prefill(request.slot, 0, tokens[:-1])
+        return request
+
+    @torch.inference_mode()
+    def _round(self, requests: Sequence[Request], num_steps: int) -> tuple[float, float]:
+        """Return (draft, verify) seconds of one round; what it stores is overwritten by the next one."""
+        state, device = self._states[num_steps], self._runner.device
+        began = self._clock()
+        drafts = torch.zeros(len(requests), num_steps, dtype=torch.long, device=device)
+        if self._drafter and num_steps:
+            self._drafter.apply_runtime_state(state)
+            drafts = self._drafter.draft(
+                DecodeBatch(requests, num_steps, [num_steps] * len(requests))
+            ).draft_tokens
+            for request in requests:
+                self._drafter.commit(request)
+        drafted = self._clock()
+        roots = torch.tensor([request.prompt_ids[-1] for request in requests], device=device)
+        rows = state.fill(roots, drafts, torch.full((len(requests),), num_steps, device=device))
+        segments = [Segment(r.held_slot, r.committed - 1, 1 + num_steps) for r in requests]
+        verify(self._runner.decode(rows, segments), requests, drafts.tolist())
+        return drafted - began, self._clock() - drafted
+
+
+def _cell(batch_size: int, num_steps: int, times: Sequence[tuple[float, float]]) -> LatencyCell:
+    drafts, verifies = zip(*times, strict=True)
+    return LatencyCell(
+        batch_size=batch_size,
+        num_steps=num_steps,
+        draft_seconds=statistics.median(drafts),
+        verify_seconds=statistics.median(verifies),
+        round_seconds=statistics.median(draft + check for draft, check in times),
+        samples=len(times),
+    )
