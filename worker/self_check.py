@@ -19,7 +19,7 @@ from worker.spec.runtime_state import SpecRuntimeState
 
 logger = logging.getLogger(__name__)
 
-NEW_TOKENS = 16
+NEW_TOKENS = 10
 TWINS = (
     SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True),
     SamplingParams(max_tokens=NEW_TOKENS, temperature=0.8, seed=11, ignore_eos=True),
