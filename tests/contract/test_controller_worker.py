@@ -245,7 +245,8 @@ def test_the_loop_climbs_on_a_perfect_drafter_and_pins_hold(
     assert worker.life is not None
     figures = worker.life.recent.figures()
     assert {rate for rate in figures.position_acceptance if rate is not None} == {1.0}
-    depths = [r.decision.num_steps for r in journal.read() if r.decision.kind == "depth"]
+    made = [r.decision for r in journal.read() if r.decision.outcome == "applied"]
+    depths = [decision.num_steps for decision in made if decision.kind == "depth"]
     assert depths[:4] == [2, 3, 5, 7]
     assert len(stream.texts) >= 2 and all(text == stream.texts[0] for text in stream.texts)
 
