@@ -25,14 +25,16 @@ TinyModelDir = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> TinyModelDir:
-    """A factory of seeded random Llama directories; equal parameters give the same directory.
+    """A factory of seeded random model directories; equal parameters give the same directory.
 
-    `tiny_model_dir(seed=0, vocab_size=258, eos_token_id=-1, max_positions=512, hidden_size=32, num_layers=2,
-    num_heads=4, num_kv_heads=2, tied=False, bias=False, dtype=torch.float64, noise=0.0, noise_seed=1,
-    rope=None, sharded=False)`. `noise` adds that share of each weight's own spread, drawn from `noise_seed`: the
-    result drafts for the model of the same `seed` (0.02 agrees on about 85 % of tokens, 0.1 on half, 0.5 on few).
-    Token ids 0…255 are bytes, 256 is <|im_start|>, 257 is <|im_end|>; a `vocab_size` below 258 leaves the tokenizer
-    out (ids only). `eos_token_id` −1 is the last of these tokens; None is none. `rope` replaces `rope_parameters`.
+    `tiny_model_dir(architecture="LlamaForCausalLM", seed=0, vocab_size=258, eos_token_id=-1, max_positions=512,
+    hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, tied=False, bias=False, dtype=torch.float64, noise=0.0,
+    noise_seed=1, rope=None, sharded=False, head_dim=None, sliding_window=None, padding=0)`. `noise` adds that share of
+    each weight's own spread, drawn from `noise_seed`: the result drafts for the model of the same `seed` (0.02 agrees
+    on about 85 % of tokens, 0.1 on half, 0.5 on few). Token ids 0…255 are bytes, 256 is <|im_start|>, 257 is
+    <|im_end|>; a `vocab_size` below 258 leaves the tokenizer out (ids only). `padding` appends that many rows to
+    embedding and head that belong to no token and whose logits win unless they are masked. `eos_token_id` −1 is the
+    last of these tokens; None is none. `rope` replaces `rope_parameters`.
     """
 
     @functools.cache
@@ -51,6 +53,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> TinyModelDir:
 def write_tiny_model(
     directory: Path,
     *,
+    architecture: str = "LlamaForCausalLM",
     seed: int = 0,
     vocab_size: int = TEXT_VOCAB_SIZE,
     eos_token_id: int | None = -1,
@@ -66,19 +69,22 @@ def write_tiny_model(
     noise_seed: int = 1,
     rope: dict[str, Any] | None = None,
     sharded: bool = False,
+    head_dim: int | None = None,
+    sliding_window: int | None = None,
+    padding: int = 0,
 ) -> Path:
     """Write config, weights and (from 258 tokens on) a tokenizer; see `tiny_model_dir`. EOS −1: the last token."""
-    head_dim = hidden_size // num_heads
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [architecture],
+        "model_type": architecture.removesuffix("ForCausalLM").lower(),
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": 2 * hidden_size,
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
-        "head_dim": head_dim,
+        "head_dim": head_dim or hidden_size // num_heads,
+        "sliding_window": sliding_window,
         "hidden_act": "silu",
         "max_position_embeddings": max_positions,
         "rms_norm_eps": 1e-5,
@@ -90,13 +96,18 @@ def write_tiny_model(
         "bos_token_id": None,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    (directory / "config.json").write_text(json.dumps(config, indent=2))
     weights = _random_weights(config, seed)
     if noise:
         generator = torch.Generator().manual_seed(noise_seed)
         for weight in weights.values():
             spread = weight.std() if weight.dim() == 2 else 0.0
             weight += noise * spread * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+    if padding:
+        config["vocab_size"] += padding
+        for name in weights.keys() & {"model.embed_tokens.weight", "lm_head.weight"}:
+            loud = 10 * weights[name][: padding // 2]  # of each pair one is positive
+            weights[name] = torch.cat((weights[name], loud, -loud))
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
     _save_weights(directory, {name: weight.to(dtype) for name, weight in weights.items()}, sharded)
     if vocab_size >= TEXT_VOCAB_SIZE:
         _save_tokenizer(directory, max_positions)
@@ -122,13 +133,16 @@ def _random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
+    qwen2, qwen3 = (name in config["architectures"] for name in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"))
     weights = {"model.embed_tokens.weight": draw(config["vocab_size"], hidden, scale=1.0)}
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         for name, (rows, columns) in shapes.items():
             weights[f"{prefix}{name}.weight"] = draw(rows, columns, scale=1.5 * columns**-0.5)
-            if config["attention_bias"]:
+            if config["attention_bias"] or (qwen2 and name[-6:] in ("q_proj", "k_proj", "v_proj")):
                 weights[f"{prefix}{name}.bias"] = draw(rows, scale=0.2)
+        for name in ("self_attn.q_norm", "self_attn.k_norm") if qwen3 else ():
+            weights[f"{prefix}{name}.weight"] = 1 + draw(config["head_dim"], scale=0.3)
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{prefix}{name}.weight"] = 1 + draw(hidden, scale=0.1)
     weights["model.norm.weight"] = 1 + draw(hidden, scale=0.1)

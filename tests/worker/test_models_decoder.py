@@ -1,4 +1,4 @@
-"""The decoder against transformers' own LlamaForCausalLM, and against itself in other company.
+"""The decoder against transformers' own models, and against itself in other company.
 
 transformers computes norms, softmax and rotary tables in float32 even in a float64 model, so logits agree to about
 1e-5; between two arrangements of our own float64 decoder the tolerance is far tighter.
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from worker.kv_cache import KVCache
 from worker.models.attention import DecodePlan, Segment
-from worker.models.decoder import Decoder
+from worker.models.decoder import Decoder, norm_heads
 from worker.models.loader import load_decoder
 
 CPU = torch.device("cpu")
@@ -38,7 +38,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "sharded": {"sharded": True},
     "llama3-rope": {"rope": LLAMA3_ROPE},
     "linear-rope": {"rope": LINEAR_ROPE},
+    "mistral": {"architecture": "MistralForCausalLM", "head_dim": 12},
+    "mistral-window": {"architecture": "MistralForCausalLM", "sliding_window": 40},
+    "mistral-window-of-one": {"architecture": "MistralForCausalLM", "sliding_window": 1},
+    "mistral-wide-window": {"architecture": "MistralForCausalLM", "sliding_window": 512},
+    "qwen2": {"architecture": "Qwen2ForCausalLM", "sliding_window": 16},  # not flagged: without effect
+    "qwen2-tied": {"architecture": "Qwen2ForCausalLM", "tied": True},
+    "qwen3": {"architecture": "Qwen3ForCausalLM", "head_dim": 16},
+    "qwen3-tied-llama3-rope": {"architecture": "Qwen3ForCausalLM", "tied": True, "rope": LLAMA3_ROPE},
 }
+COMPANY = ["gqa", "mistral-window", "qwen2", "qwen3"]
+"""One of each architecture."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +72,7 @@ def prefill(decoder: Decoder, kv: KVCache, slot: int, ids: Tensor) -> None:
 def test_logits_equal_transformers(
     name: str, load: Callable[..., Decoder], tiny_model_dir: Callable[..., Path]
 ) -> None:
-    reference = LlamaForCausalLM.from_pretrained(
+    reference = AutoModelForCausalLM.from_pretrained(
         tiny_model_dir(**MODELS[name]), attn_implementation="eager", dtype=torch.float64
     )
     ids = tokens(150)
@@ -83,9 +93,12 @@ def test_logits_equal_transformers(
     assert torch.equal(logits.argmax(1), expected.argmax(1))
 
 
+@pytest.mark.parametrize("name", COMPANY)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_rows_of_several_requests_equal_each_alone(load: Callable[..., Decoder], phase: str) -> None:
-    decoder = load()
+def test_rows_of_several_requests_equal_each_alone(
+    load: Callable[..., Decoder], phase: str, name: str
+) -> None:
+    decoder = load(name)
     lengths = {0: 70, 1: 3, 2: 63, 3: 0, 5: 128, 6: 17}
     # Ragged counts, a hole at slot 4, and an order that is not the slots'.
     segments = [Segment(5, 128, 4), Segment(0, 70, 1), Segment(1, 3, 8), Segment(6, 17, 2), Segment(3, 0, 3)]
@@ -108,8 +121,9 @@ def test_rows_of_several_requests_equal_each_alone(load: Callable[..., Decoder],
         torch.testing.assert_close(together.layers[layer], alone.layers[layer], rtol=0, atol=1e-12)
 
 
-def test_verify_rows_equal_single_steps(load: Callable[..., Decoder]) -> None:
-    decoder = load()
+@pytest.mark.parametrize("name", COMPANY)
+def test_verify_rows_equal_single_steps(load: Callable[..., Decoder], name: str) -> None:
+    decoder = load(name)
     kv = decoder.new_kv_cache(2, 128)
     ids = tokens(80)
     for slot in range(2):
@@ -118,6 +132,32 @@ def test_verify_rows_equal_single_steps(load: Callable[..., Decoder]) -> None:
     for index in range(20):
         row = decoder.forward(ids[60 + index :][:1], [Segment(1, 60 + index, 1)], kv, phase="decode")
         torch.testing.assert_close(verified[index : index + 1], row, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", COMPANY)
+def test_ragged_requests_equal_transformers(
+    name: str, load: Callable[..., Decoder], tiny_model_dir: Callable[..., Path]
+) -> None:
+    """Several requests of different lengths in the same forwards, each continued by its own greedy token."""
+    reference = AutoModelForCausalLM.from_pretrained(
+        tiny_model_dir(**MODELS[name]), attn_implementation="eager", dtype=torch.float64
+    )
+    decoder = load(name)
+    kv = decoder.new_kv_cache(3, 128)
+    texts = [tokens(length, seed=length) for length in (1, 61, 40)]
+    segments = [Segment(slot, 0, len(text)) for slot, text in enumerate(texts)]
+    hidden = decoder.forward(torch.cat(texts), segments, kv, phase="prefill")
+    ends = torch.tensor([len(text) for text in texts]).cumsum(0) - 1
+    for _ in range(12):
+        logits = decoder.logits(hidden[ends])
+        with torch.no_grad():
+            expected = torch.stack([reference(text[None]).logits[0, -1] for text in texts])
+        torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4)
+        chosen = logits.argmax(1)
+        assert torch.equal(chosen, expected.argmax(1))
+        segments = [Segment(slot, len(text), 1) for slot, text in enumerate(texts)]
+        texts = [torch.cat((text, token[None])) for text, token in zip(texts, chosen, strict=True)]
+        hidden, ends = decoder.forward(chosen, segments, kv, phase="decode"), torch.arange(3)
 
 
 def test_rollback_overwrites_stale_rows(load: Callable[..., Decoder]) -> None:
@@ -172,9 +212,10 @@ def test_float64_keeps_its_precision(load: Callable[..., Decoder]) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", COMPANY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_dtypes_run_and_stay_close(load: Callable[..., Decoder], dtype: torch.dtype) -> None:
-    decoder, exact = load(dtype=dtype), load()
+def test_other_dtypes_run_and_stay_close(load: Callable[..., Decoder], dtype: torch.dtype, name: str) -> None:
+    decoder, exact = load(name, dtype=dtype), load(name)
     ids = tokens(40)
     rows = []
     for model in (decoder, exact):
@@ -234,3 +275,14 @@ def test_bfloat16_attention_of_a_row_is_bitwise_independent() -> None:
             assert torch.equal(attend([slot], first, 1)[0, 0], together[slot, first])
         assert torch.equal(attend([slot], 2, 3)[0], together[slot, 2:5])
     assert torch.equal(attend([4, 1, 2], 1, 6), together[[4, 1, 2], 1:7])
+
+
+def test_bfloat16_head_norms_of_a_row_are_bitwise_independent() -> None:
+    generator = torch.Generator().manual_seed(4)
+    projected = torch.randn(17, 32, 128, generator=generator).bfloat16()  # as a fused projection leaves it
+    weight = torch.randn(24, 128, generator=generator).bfloat16()
+    together = norm_heads(projected[:, :24], weight, 1e-6)
+    for count in (1, 2, 3, 8):
+        for row in range(17 - count):
+            part = norm_heads(projected[row : row + count].clone()[:, :24], weight, 1e-6)
+            assert torch.equal(part, together[row : row + count])

@@ -12,6 +12,8 @@ from worker.models.config import ModelError, read_config
 from worker.models.loader import load_decoder, load_tokenizer
 
 CPU = torch.device("cpu")
+MISTRAL = {"architectures": ["MistralForCausalLM"]}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"]}
 
 
 @pytest.fixture
@@ -36,7 +38,16 @@ def load(directory: Path) -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, "architectures.*GPT2LMHeadModel.*LlamaForCausalLM"),
         ({"architectures": "REMOVED"}, "architectures"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures LlamaForCausalLM is not supported"),
         ({"sliding_window": 4096}, "sliding_window is not supported"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types .*sliding_attention"),
+        ({**MISTRAL, "sliding_window": 0}, "sliding_window must be a positive integer, got 0"),
+        ({**QWEN3, "use_sliding_window": True, "sliding_window": 64}, "use_sliding_window is not supported"),
+        ({**QWEN3, "layer_types": ["sliding_attention"] * 2}, "layer_types .*sliding_attention"),
+        ({**QWEN3, "head_dim": 8}, "layers.0.self_attn.q_norm.weight is missing"),
+        ({**QWEN3, "head_dim": "REMOVED"}, r"q_norm.weight is missing|shape \(32, 32\).*\(512, 32\)"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "layers.0.self_attn.q_proj.bias is missing"),
+        ({**MISTRAL, "num_key_value_heads": "REMOVED"}, "4 is no multiple of num_key_value_heads 8"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is not supported"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type 'yarn' is not supported"),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),
@@ -99,6 +110,32 @@ def test_a_shard_that_is_missing_is_named(tiny_model_dir: Callable[..., Path], t
     (directory / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ModelError, match="model-00002-of-00002.safetensors"):
         load(directory)
+
+
+def test_missing_fields_mean_what_they_mean_to_transformers(model_dir: Path) -> None:
+    from transformers import AutoConfig
+
+    missing = ("head_dim", "num_key_value_heads", "sliding_window", "rms_norm_eps", "tie_word_embeddings")
+    for name in ("llama", "mistral", "qwen2", "qwen3"):
+        architecture = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[name]
+        change_config(
+            model_dir,
+            architectures=[f"{architecture}ForCausalLM"],
+            model_type=name,
+            max_position_embeddings=32768,
+            num_attention_heads=32,
+            hidden_size=64,
+            rope_parameters="REMOVED",
+            **dict.fromkeys(missing, "REMOVED"),
+        )
+        ours, theirs = read_config(model_dir), AutoConfig.from_pretrained(model_dir)
+        head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+        assert ours.head_dim == head_dim
+        assert ours.num_kv_heads == theirs.num_key_value_heads
+        assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+        assert ours.rms_norm_eps == theirs.rms_norm_eps
+        assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+        assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
 
 
 def test_old_and_new_rope_fields_mean_the_same(model_dir: Path) -> None:

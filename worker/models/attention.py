@@ -54,9 +54,14 @@ def aligned(tokens: int) -> int:
     return -(-tokens // TOKEN_ALIGNMENT) * TOKEN_ALIGNMENT
 
 
-def causal_mask(positions: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Return `positions.shape + [length]`: 0 where a key position is at most the row's, else −inf."""
-    hidden = torch.arange(length, device=positions.device) > positions.unsqueeze(-1)
+def causal_mask(
+    positions: Tensor, length: int, dtype: torch.dtype, window: int | None = None
+) -> Tensor:  # positions.shape + [length]
+    """Return 0 where a key position is at most the row's, and less than `window` before it, else −inf."""
+    keys, rows = torch.arange(length, device=positions.device), positions.unsqueeze(-1)
+    hidden = keys > rows
+    if window is not None:
+        hidden |= keys <= rows - window
     return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -torch.inf)
 
 
@@ -81,7 +86,9 @@ class _Group:
 class DecodePlan:
     """Rows of running requests: a few per request, all with their own view of the past."""
 
-    def __init__(self, segments: Sequence[Segment], kv: KVCache, heads_per_kv: int) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], kv: KVCache, heads_per_kv: int, window: int | None = None
+    ) -> None:
         dtype, device = kv.layers[0].dtype, kv.layers[0].device
         offsets = _offsets(segments)
         order = sorted(range(len(segments)), key=lambda index: segments[index].slot)
@@ -105,7 +112,7 @@ class DecodePlan:
             rows = torch.tensor(positions, device=device).view(len(run), 1, width, 1)
             blocks = width if dtype in ROW_EXACT_DTYPES else 1
             shape = (len(run), kv.num_kv_heads, width, heads_per_kv, length)
-            mask = causal_mask(rows, length, dtype).expand(shape)
+            mask = causal_mask(rows, length, dtype, window).expand(shape)
             mask = mask.reshape(len(run) * kv.num_kv_heads, blocks, -1, length)
             self._groups.append(_Group(run[0].slot, len(run), width, length, first_row, blocks, mask))
         in_order = gather == list(range(len(scatter)))
@@ -157,13 +164,13 @@ def _neighbours(segments: Sequence[Segment]) -> list[list[Segment]]:
 class PrefillPlan:
     """Chunks of prompts: many rows per segment, one kernel call each."""
 
-    def __init__(self, segments: Sequence[Segment], kv: KVCache) -> None:
+    def __init__(self, segments: Sequence[Segment], kv: KVCache, window: int | None = None) -> None:
         dtype, device = kv.layers[0].dtype, kv.layers[0].device
         self._segments = list(segments)
         self._masks: list[Tensor] = []  # each [count, length]
         for segment in segments:
             positions = torch.arange(segment.start, segment.stop, device=device)
-            self._masks.append(causal_mask(positions, aligned(segment.stop), dtype))
+            self._masks.append(causal_mask(positions, aligned(segment.stop), dtype, window))
 
     def attend(self, queries: Tensor, layer_kv: Tensor) -> Tensor:
         """See `AttentionPlan`."""

@@ -1,21 +1,50 @@
 """The shape of a decoder, read from a Hugging Face `config.json`.
 
-Knows the fields of the Llama family, old and new spelling (transformers 5 moved `rope_theta` and `rope_scaling` into
-`rope_parameters`). A field that would change the arithmetic and is not implemented is refused by name; nothing is
-silently ignored. Loads no weights.
+Knows the fields of the Llama family (Llama, Mistral, Qwen2, Qwen3), old and new spelling (transformers 5 moved
+`rope_theta` and `rope_scaling` into `rope_parameters`). A field that would change the arithmetic and is not implemented
+is refused by name; nothing is silently ignored. A missing field means what it means to transformers. Loads no weights.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-ARCHITECTURES = ("LlamaForCausalLM",)
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
 class ModelError(ValueError):
     """A model directory cannot be served; the message names the file and the field or tensor."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the code of an architecture fixes, and what a field means that its `config.json` leaves out."""
+
+    qkv_bias: bool | None = None
+    """Bias of the q, k and v projections alone; None: `attention_bias` decides, for the output projection as well."""
+    has_mlp_bias: bool = False
+    """`mlp_bias` is a field."""
+    qk_norm: bool = False
+    """Every query and key head goes through an RMSNorm of its own width before it is rotated."""
+    sliding_window: Literal["never", "always", "flagged"] = "never"
+    """Whether `sliding_window` counts; `flagged`: with `use_sliding_window`, and then only in some layers."""
+    default_kv_heads: int | None = None
+    """None: as many as query heads."""
+    default_head_dim: int | None = None
+    """None: `hidden_size / num_attention_heads`."""
+
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": Architecture(has_mlp_bias=True),
+    "MistralForCausalLM": Architecture(qkv_bias=False, sliding_window="always", default_kv_heads=8),
+    "Qwen2ForCausalLM": Architecture(qkv_bias=True, sliding_window="flagged", default_kv_heads=32),
+    "Qwen3ForCausalLM": Architecture(
+        qk_norm=True, sliding_window="flagged", default_kv_heads=32, default_head_dim=128
+    ),
+}
+MISTRAL_WINDOW = 4096
+"""What transformers takes for Mistral's `sliding_window` when the field is missing; null means none."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +74,13 @@ class DecoderConfig:
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
-    attention_bias: bool
+    qkv_bias: bool
+    output_bias: bool
     mlp_bias: bool
+    qk_norm: bool
+    """Query and key heads have an RMSNorm each."""
+    sliding_window: int | None
+    """A row sees its own position and the `sliding_window - 1` before it; None: all."""
     eos_token_ids: frozenset[int]
 
 
@@ -58,11 +92,12 @@ def read_config(directory: Path) -> DecoderConfig:
     """
     path = directory / "config.json"
     raw = _read_json(path)
-    _check_supported(raw, path)
+    architecture = _architecture(raw, path)
     hidden_size = _positive(raw, "hidden_size", path)
     num_heads = _positive(raw, "num_attention_heads", path)
-    num_kv_heads = _positive(raw, "num_key_value_heads", path, default=num_heads)
-    head_dim = _positive(raw, "head_dim", path, default=hidden_size // num_heads)
+    num_kv_heads = _kv_heads(raw, path, architecture, num_heads)
+    head_dim = architecture.default_head_dim or hidden_size // num_heads
+    head_dim = _positive(raw, "head_dim", path, default=head_dim)
     if num_heads % num_kv_heads:
         raise ModelError(
             f"{path}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
@@ -71,6 +106,7 @@ def read_config(directory: Path) -> DecoderConfig:
         raise ModelError(f"{path}: head_dim must be even for rotary embeddings, got {head_dim}")
     max_positions = _positive(raw, "max_position_embeddings", path)
     vocab_size = _positive(raw, "vocab_size", path)
+    attention_bias = bool(raw.get("attention_bias", False)) if architecture.qkv_bias is None else False
     return DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -83,8 +119,11 @@ def read_config(directory: Path) -> DecoderConfig:
         rms_norm_eps=_number(raw, "rms_norm_eps", path, 1e-6),
         rope=_read_rope(raw, path, max_positions),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=bool(raw.get("attention_bias", False)),
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        qkv_bias=attention_bias or bool(architecture.qkv_bias),
+        output_bias=attention_bias,
+        mlp_bias=architecture.has_mlp_bias and bool(raw.get("mlp_bias", False)),
+        qk_norm=architecture.qk_norm,
+        sliding_window=_sliding_window(raw, path, architecture, max_positions),
         eos_token_ids=_read_eos(raw, directory, vocab_size),
     )
 
@@ -101,19 +140,50 @@ def _read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _check_supported(raw: dict[str, Any], path: Path) -> None:
-    architectures = raw.get("architectures") or []
-    if not set(architectures) & set(ARCHITECTURES):
-        raise ModelError(
-            f"{path}: architectures {architectures} is not supported; supported: {ARCHITECTURES}"
-        )
+def _architecture(raw: dict[str, Any], path: Path) -> Architecture:
+    """Return what the named architecture fixes; refuse what no supported one computes."""
+    named = raw.get("architectures") or []
+    found = next((name for name in named if name in ARCHITECTURES), None) if isinstance(named, list) else None
+    if found is None:
+        raise ModelError(f"{path}: architectures {named} is not supported; supported: {list(ARCHITECTURES)}")
     if raw.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{path}: hidden_act {raw['hidden_act']!r} is not supported; supported: 'silu'")
-    for name in ("sliding_window", "quantization_config"):
-        if raw.get(name):
-            raise ModelError(f"{path}: {name} is not supported, got {raw[name]!r}")
+    if raw.get("quantization_config"):
+        raise ModelError(f"{path}: quantization_config is not supported, got {raw['quantization_config']!r}")
     if raw.get("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError(f"{path}: partial_rotary_factor {raw['partial_rotary_factor']} is not supported")
+    return ARCHITECTURES[found]
+
+
+def _kv_heads(raw: dict[str, Any], path: Path, architecture: Architecture, num_heads: int) -> int:
+    missing = "num_key_value_heads" not in raw  # null is something else: as many as query heads
+    default = architecture.default_kv_heads if missing else None
+    return _positive(raw, "num_key_value_heads", path, default=default or num_heads)
+
+
+def _sliding_window(
+    raw: dict[str, Any], path: Path, architecture: Architecture, max_positions: int
+) -> int | None:
+    """Return the window that counts, None if it never hides anything."""
+    kinds = raw.get("layer_types") or []
+    if any(kind != "full_attention" for kind in kinds) and architecture.sliding_window != "always":
+        raise ModelError(
+            f"{path}: layer_types {sorted(set(kinds))} is not supported; supported: 'full_attention'"
+        )
+    if architecture.sliding_window == "flagged":
+        if raw.get("use_sliding_window"):
+            raise ModelError(
+                f"{path}: use_sliding_window is not supported, got {raw['use_sliding_window']!r}"
+            )
+        return None
+    if architecture.sliding_window == "never":
+        if raw.get("sliding_window"):
+            raise ModelError(f"{path}: sliding_window is not supported, got {raw['sliding_window']!r}")
+        return None
+    if raw.get("sliding_window", MISTRAL_WINDOW) is None:
+        return None
+    window = _positive(raw, "sliding_window", path, default=MISTRAL_WINDOW)
+    return window if window < max_positions else None
 
 
 def _positive(raw: dict[str, Any], name: str, path: Path, default: int | None = None) -> int:

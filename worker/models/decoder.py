@@ -1,4 +1,4 @@
-"""A Llama-family decoder with this worker's attention and KV cache.
+"""A Llama-family decoder (Llama, Mistral, Qwen2, Qwen3) with this worker's attention and KV cache.
 
 `Decoder.forward` computes rows of any mix of requests: it writes their keys and values into their slots and returns
 hidden states; `Decoder.logits` is apart because most rows of a prefill need none. Knows nothing about sampling,
@@ -26,6 +26,9 @@ class DecoderLayer:
     """Weights of one layer; q, k, v are one projection (in this order), gate and up another."""
 
     input_norm: Tensor  # [hidden_size]
+    head_norm: (
+        Tensor | None
+    )  # [num_heads + num_kv_heads, head_dim], the architectures that norm queries and keys
     qkv: Linear
     output: Linear
     post_attention_norm: Tensor  # [hidden_size]
@@ -105,7 +108,10 @@ class Decoder:
         for layer, layer_kv in zip(self._weights.layers, kv.layers, strict=True):
             normed = F.rms_norm(x, norm_shape, layer.input_norm, eps)
             heads = layer.qkv(normed, phase).view(len(token_ids), -1, config.head_dim)
-            rotated = rotate(heads[:, :first_value_head], cosines, sines)
+            turning = heads[:, :first_value_head]
+            if layer.head_norm is not None:
+                turning = norm_heads(turning, layer.head_norm, eps)
+            rotated = rotate(turning, cosines, sines)
             layer_kv[0, slots, :, positions] = rotated[:, config.num_heads :]
             layer_kv[1, slots, :, positions] = heads[:, first_value_head:]
             x = x + layer.output(plan.attend(rotated[:, : config.num_heads], layer_kv), phase)
@@ -115,14 +121,20 @@ class Decoder:
         return F.rms_norm(x, norm_shape, self._weights.final_norm, eps)
 
     def _plan(self, segments: Sequence[Segment], kv: KVCache, phase: Phase) -> AttentionPlan:
+        window = self.config.sliding_window
         if phase == "prefill":
-            return PrefillPlan(segments, kv)
-        return DecodePlan(segments, kv, self.config.num_heads // self.config.num_kv_heads)
+            return PrefillPlan(segments, kv, window)
+        return DecodePlan(segments, kv, self.config.num_heads // self.config.num_kv_heads, window)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return next-token logits `[n, vocab_size]` of hidden states `[n, hidden_size]`."""
         return self._weights.head(hidden, "decode")
+
+
+def norm_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of every head by itself: `heads` `[rows, n, head_dim]`, `weight` `[n, head_dim]` → the same shape."""
+    return F.rms_norm(heads, heads.shape[-1:], None, eps) * weight
 
 
 def _addresses(segments: Sequence[Segment], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -93,12 +93,22 @@ class _Checkpoint:
         gate_up_names = [f"{mlp}gate_proj", f"{mlp}up_proj"]
         return DecoderLayer(
             input_norm=self._placed(f"{prefix}input_layernorm.weight", hidden),
-            qkv=self._fused(qkv_names, [queries, keys, keys], hidden, bias=config.attention_bias),
-            output=self._fused([f"{attention}o_proj"], [hidden], queries, bias=config.attention_bias),
+            head_norm=self._head_norm(attention) if config.qk_norm else None,
+            qkv=self._fused(qkv_names, [queries, keys, keys], hidden, bias=config.qkv_bias),
+            output=self._fused([f"{attention}o_proj"], [hidden], queries, bias=config.output_bias),
             post_attention_norm=self._placed(f"{prefix}post_attention_layernorm.weight", hidden),
             gate_up=self._fused(gate_up_names, [inner, inner], hidden, bias=config.mlp_bias),
             down=self._fused([f"{mlp}down_proj"], [hidden], inner, bias=config.mlp_bias),
         )
+
+    def _head_norm(self, attention: str) -> Tensor:  # [num_heads + num_kv_heads, head_dim]
+        """Lay the norms of query and key heads out like the heads, so that one multiplication does both."""
+        config = self._config
+        query_norm = self._placed(f"{attention}q_norm.weight", config.head_dim)
+        key_norm = self._placed(f"{attention}k_norm.weight", config.head_dim)
+        return torch.cat(
+            (query_norm.expand(config.num_heads, -1), key_norm.expand(config.num_kv_heads, -1))
+        ).contiguous()
 
     def _fused(self, names: list[str], widths: list[int], in_features: int, *, bias: bool) -> Linear:
         """Stack projections that read the same input into one."""
