@@ -95,6 +95,18 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(check)
     check.set_defaults(command=_config_check)
 
+    record = commands.add_parser(
+        "record", help="record what the drafter gets right on your texts, for `spec-controller simulate`"
+    )
+    _add_config(record)
+    record.add_argument(
+        "--texts", type=Path, required=True, metavar="FILE", help='JSONL, {"text": "…"} per line'
+    )
+    record.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the trace (JSON) goes")
+    record.add_argument("--max-tokens", type=int, default=128, metavar="N", help="per text; default: 128")
+    record.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy")
+    record.set_defaults(command=_record)
+
     fetch = commands.add_parser("fetch-model", help="fetch and convert the default model, unless it is there")
     fetch.set_defaults(command=_fetch_model)
     return parser
@@ -108,9 +120,6 @@ def _load_config(path: Path | None) -> WorkerConfig:
     """Load and check everything that can be checked without the model (BadConfiguration otherwise)."""
     from worker.control import ControlError, read_control_token
 
-    # The settings library takes a file that is not there for an empty one.
-    if path is not None and not path.is_file():
-        raise BadConfiguration([f"--config: {path} is not there, or is no file"])
     try:
         config = load_config(path)
         read_control_token(config.server)
@@ -172,6 +181,32 @@ def _load_model(config: WorkerConfig) -> "Loaded":
 def _config_check(arguments: argparse.Namespace) -> int:
     config = _load_config(arguments.config)
     sys.stdout.write(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
+    return EXIT_OK
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from worker.record import record_file
+
+    config = _load_config(arguments.config)
+    limits = (
+        (arguments.max_tokens < 1, "--max-tokens: must be at least 1"),
+        (
+            not 0 <= arguments.temperature <= 100,
+            "--temperature: must be within 0…100",
+        ),
+    )
+    if wrong := [message for is_wrong, message in limits if is_wrong]:
+        raise BadConfiguration(wrong)
+    try:
+        trace = record_file(
+            config, arguments.texts, max_tokens=arguments.max_tokens, temperature=arguments.temperature
+        )
+        arguments.out.write_text(json.dumps(trace, separators=(",", ":")) + "\n", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        _complain(str(error))
+        return EXIT_FAILED
+    places = sum(len(stream) for stream in trace["streams"])
+    sys.stdout.write(f"{arguments.out}: {len(trace['streams'])} texts, {places} places\n")
     return EXIT_OK
 
 

@@ -46,7 +46,7 @@ class Engine:
         """Put the parts together (`build.py` makes them)."""
         self.info = info
         self._runner = runner
-        self._drafter = drafter
+        self.drafter = drafter
         self._states = states
         self._scheduler = scheduler
         self._plans = plans
@@ -95,8 +95,8 @@ class Engine:
 
     def apply_runtime_state(self, state: SpecRuntimeState) -> None:
         """Make `state` the depth of the coming rounds: the one way to change it, between rounds only."""
-        if self._drafter is not None:
-            self._drafter.apply_runtime_state(state)
+        if self.drafter is not None:
+            self.drafter.apply_runtime_state(state)
         self.state = state
 
     def _begin_round(self, requests: Sequence[Request]) -> DecodeBatch:
@@ -107,7 +107,7 @@ class Engine:
                 request,
                 num_steps=depth.num_steps,
                 max_context_tokens=self.info.max_context_tokens,
-                drafter_context_tokens=self._drafter.max_context_tokens if self._drafter else None,
+                drafter_context_tokens=self.drafter.max_context_tokens if self.drafter else None,
             )
             for request in requests
         ]
@@ -119,9 +119,9 @@ class Engine:
 
     def _draft(self, batch: DecodeBatch) -> tuple[DecodeBatch, DraftOutput]:
         """Draft; a drafter that fails makes this a round at depth 0, and is counted."""
-        if self._drafter is not None and batch.num_steps > 0:
+        if self.drafter is not None and batch.num_steps > 0:
             try:
-                return batch, self._drafter.draft(batch)
+                return batch, self.drafter.draft(batch)
             except Exception as error:
                 logger.warning("drafter failed, round runs at depth 0: %s", error)
                 self._recorder.record_draft_failure()
@@ -159,8 +159,8 @@ class Engine:
         request.output_ids += emitted
         request.kv_length = request.committed - 1
         request.spec.record(num_proposed=num_proposed, num_correct=correct)
-        if reason is None and self._drafter is not None:
-            self._drafter.commit(request)
+        if reason is None and self.drafter is not None:
+            self.drafter.commit(request)
         outcome = RowOutcome(
             num_proposed_drafts=num_proposed,
             num_correct_drafts=correct,
@@ -235,8 +235,8 @@ class Engine:
         self._send(request, chunk)
 
     def _release_draft(self, slot: int) -> None:
-        if self._drafter is not None:
-            self._drafter.release(slot)
+        if self.drafter is not None:
+            self.drafter.release(slot)
 
     def _send(self, request: Request, chunk: TokenChunk) -> None:
         try:

@@ -44,7 +44,7 @@ class EngineThread:
         hang_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._scheduler = scheduler
         self._plans = plans
         self._recorder = recorder
@@ -61,7 +61,7 @@ class EngineThread:
     @property
     def info(self) -> SpecInfo:
         """What this worker is; constant."""
-        return self._engine.info
+        return self.engine.info
 
     def start(self) -> None:
         """Begin to serve."""
@@ -141,7 +141,7 @@ class EngineThread:
     def run_until_idle(self) -> None:
         """Step in the caller's thread until nothing is left to do: for use instead of `start`."""
         while self._scheduler.has_work():
-            self._engine.step()
+            self.engine.step()
 
     def shutdown(self, grace_seconds: float) -> None:
         """Refuse new requests, let running ones finish for `grace_seconds`, end the rest, join the thread."""
@@ -158,14 +158,14 @@ class EngineThread:
                 self._last_tick = self._clock()
                 if self._clock() >= self._stop_at:
                     self._abort_all()
-                self._engine.step()
+                self.engine.step()
                 self._wait_for_work()
         except Exception as error:  # a bug: say so in health, and let no client wait for ever
             logger.exception("the engine loop died")
             with self._wake:
                 self._died = f"the engine loop died: {error}"
             for request in self._scheduler.requests():
-                self._engine.fail([request], self._died)
+                self.engine.fail([request], self._died)
 
     def _abort_all(self) -> None:
         for request in self._scheduler.requests():

@@ -35,7 +35,7 @@ class Rig:
 
     def __init__(self, thread: EngineThread) -> None:
         self.thread = thread
-        self.engine = thread._engine
+        self.engine = thread.engine
         self._version = 0
         self._ids = 0
 

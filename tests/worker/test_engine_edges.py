@@ -138,7 +138,7 @@ def test_a_failing_drafter_means_depth_0_and_a_count(make_rig, monkeypatch, faul
     rig = make_rig()
     plain = rig.generate(PROMPT, max_tokens=30).tokens
     rig.set_depth(3)
-    runner = rig.engine._drafter._runner
+    runner = rig.engine.drafter._runner
     decode, calls = runner.decode, 0
 
     def faulty(tokens, segments, **kwargs):
@@ -198,7 +198,7 @@ def test_a_broken_sink_aborts_its_own_request_only(make_rig):
 def test_draft_kv_length_is_committed_minus_one_after_catch_up(make_rig):
     """At partial acceptance right after the round; at full one short, which the next first forward makes up."""
     rig = make_rig(draft={"noise": 0.1})
-    drafter = rig.engine._drafter
+    drafter = rig.engine.drafter
     rig.set_depth(3)
     stream = rig.submit(PROMPT, max_tokens=60)
     seen = set()
@@ -226,10 +226,10 @@ def test_acceptance_right_after_depth_0_equals_acceptance_before(make_rig):
     for _ in range(5):
         rig.step()
     rig.set_depth(0)
-    forwards = rig.engine._drafter._runner.num_forwards
+    forwards = rig.engine.drafter._runner.num_forwards
     for _ in range(40):
         rig.step()
-    assert rig.engine._drafter._runner.num_forwards == forwards  # at depth 0 no drafter runs
+    assert rig.engine.drafter._runner.num_forwards == forwards  # at depth 0 no drafter runs
     rig.set_depth(3)
     rig.thread.run_until_idle()
     assert all(b.correct == b.reached for b in rig.thread.stats().buckets)
@@ -239,7 +239,7 @@ def test_acceptance_right_after_depth_0_equals_acceptance_before(make_rig):
 
 def test_a_round_runs_exactly_num_steps_draft_forwards(make_rig):
     rig = make_rig()
-    runner = rig.engine._drafter._runner
+    runner = rig.engine.drafter._runner
     for num_steps in DEPTHS:
         rig.set_depth(num_steps)
         stream = rig.submit(PROMPT, max_tokens=40)
@@ -283,7 +283,7 @@ def test_ragged_drafts_of_every_length_in_one_round(make_rig, monkeypatch):
             counts.append(count)
         return DraftOutput(tokens, counts)
 
-    monkeypatch.setattr(rig.engine._drafter, "draft", scripted)
+    monkeypatch.setattr(rig.engine.drafter, "draft", scripted)
     rig.set_depth(5)
     rig.thread.run_until_idle()
     assert [s.tokens for s in streams] == plain

@@ -118,9 +118,9 @@ def test_any_history_gives_plain_decodings_tokens(make_rig, drafter, draft):
             assert all(c.request.phase is Phase.FINISHED for _, c in self.live)
             rig.assert_idle_and_clean()
             if drafter == "model":
-                assert not rig.engine._drafter._kv_lengths
+                assert not rig.engine.drafter._kv_lengths
             else:
-                assert not rig.engine._drafter._indexes
+                assert not rig.engine.drafter._indexes
 
     run_state_machine_as_test(
         Machine,
