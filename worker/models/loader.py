@@ -16,6 +16,9 @@ from worker.models.config import DecoderConfig, ModelError, read_config
 from worker.models.decoder import Decoder, DecoderLayer, DecoderWeights
 from worker.models.linear import Linear, make_linear
 
+VERBATIM_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Names of transformers' tokenizer that adds nothing to `tokenizer.json`, before and since 5."""
+
 
 def load_decoder(path: Path, *, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Load a model directory.
@@ -39,14 +42,26 @@ def load_tokenizer(path: Path) -> Any:
     Raises:
         ModelError: there is no tokenizer, or it cannot be read.
     """
-    from transformers import AutoTokenizer  # takes seconds to import: only those who need text pay
+    # takes seconds to import: only those who need text pay
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if not (path / "tokenizer.json").exists():
         raise ModelError(f"{path}: no tokenizer.json")
+    # AutoTokenizer goes by the model's type for some (qwen2), whatever the directory declares.
+    loader = PreTrainedTokenizerFast if _is_verbatim(path) else AutoTokenizer
     try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        return loader.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # transformers documents no error types here
         raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+
+
+def _is_verbatim(path: Path) -> bool:
+    """Whether the directory says that `tokenizer.json` is the whole tokenizer."""
+    try:
+        declared = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))["tokenizer_class"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return declared in VERBATIM_CLASSES
 
 
 class _Checkpoint:
