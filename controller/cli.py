@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from controller.app import create_app
 from controller.clock import SystemClock
 from controller.config import ControllerConfig, load_config
+from controller.simulate import command as simulate
 
 logger = logging.getLogger("controller")
 
@@ -36,6 +37,8 @@ the list of workers as JSON in SPEC_CONTROLLER_WORKERS='[{"id": "local", "url": 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0 fine, 1 cannot start, 2 bad configuration)."""
     options = _parser().parse_args(arguments)
+    if options.command == "simulate":
+        return simulate.run(options)
     try:
         config = load_config(options.config)
     except ValidationError as error:
@@ -71,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "check", help="print what was resolved as JSON; status 2 and the fields if it is bad"
     )
     _add_config(check)
+    simulate.add_parser(commands)
     return parser
 
 

@@ -102,11 +102,8 @@ class PolicyConfig(Section):
     name: str = "threshold"
     mode: Mode = "active"
     """At start: active, advisory, frozen or released."""
-    slots: Annotated[list[SlotConfig], Field(min_length=1, max_length=16)] = [
-        SlotConfig(max_batch_size=1, candidate_steps=[0, 1, 2, 3, 5, 7]),
-        SlotConfig(max_batch_size=4, candidate_steps=[0, 1, 2, 3]),
-        SlotConfig(max_batch_size=8, candidate_steps=[0, 1, 2]),
-    ]
+    slots: Annotated[list[SlotConfig], Field(max_length=16)] = []
+    """Empty: the policy's own (`goodput`: every power of two up to the worker's limit, with all its tiers)."""
     dead_band: Annotated[float, Field(ge=0, le=0.5)] = 0.15
     """Width of the band around a slot's edge within which the worker stays where it is."""
     ema_alpha: Annotated[float, Field(gt=0, le=1)] = 0.06

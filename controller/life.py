@@ -12,16 +12,22 @@ from controller.estimate import Estimator
 from controller.guards import Guards
 from controller.observe import Observer
 from controller.recent import RecentWindow
-from controller.types import Estimate, ProbeRequest, Proposal, Slot, Verdict
+from controller.types import Depths, Estimate, ProbeRequest, Proposal, Slot, Verdict
 from controller.worker_client import WorkerClient
 from worker.protocol import PlanStatus, SpecInfo
 
 
-def slots_for(configured: Sequence[SlotConfig], tiers: Sequence[int]) -> tuple[Slot, ...]:
-    """Return the configured slots with the candidates that the worker has as tiers.
+def slots_for(
+    configured: Sequence[SlotConfig] | Sequence[Slot], tiers: Sequence[int], max_batch_size: int
+) -> tuple[Slot, ...]:
+    """Return the slots of a worker: the configured ones, with the candidates that the worker has as tiers.
 
     A slot that shares none with the worker gets the worker's tiers up to its deepest candidate (0 is one always).
+    Without configured slots every power of two up to the worker's largest batch is one, with all tiers.
     """
+    if not configured:
+        edges = [1 << i for i in range((max_batch_size - 1).bit_length() + 1)]
+        return tuple(Slot(max_batch_size=edge, candidate_steps=tuple(tiers)) for edge in edges)
     slots = []
     for slot in configured:
         shared = [tier for tier in tiers if tier in slot.candidate_steps]
@@ -58,7 +64,8 @@ class Life:
     ) -> None:
         policy = config.policy
         self.info = info
-        self.slots = slots_for(policy.slots, info.candidate_steps)
+        wanted = policy.slots or policy.kind.default_slots
+        self.slots = slots_for(wanted, info.candidate_steps, info.max_running_requests)
         self.depths = depths_in_force(self.slots, status)
         """The table decided: slot edge -> num_steps."""
         self.probe: ProbeRequest | None = None
@@ -102,9 +109,9 @@ class Life:
                 self.guards.changed(proposal.slot, now)
         self.estimator.follow(self.depths, self.probe)
 
-    def follow(self, status: PlanStatus) -> None:
-        """Take over what the worker follows without us (advisory or released: nothing is sent)."""
-        self.depths = depths_in_force(self.slots, status)
+    def adopt(self, depths: Depths) -> None:
+        """Take over a table that was not decided here: the worker's own, or one that an operator went back to."""
+        self.depths = dict(depths)
         self.probe = None
         self.estimator.follow(self.depths, None)
 

@@ -35,6 +35,8 @@ class PolicyKind:
     """A frozen dataclass; its `__post_init__` raises ValueError naming a bad field."""
     build: Callable[[Any, Sequence[Slot], str], Policy]
     """(parameters, slots, seed) -> policy; the seed (a worker's id) spreads the probes of several workers."""
+    default_slots: tuple[Slot, ...] = ()
+    """Slots if none are configured; empty: a slot for every power of two, with all of the worker's tiers."""
 
 
 def jitter(seed: str, *counters: int) -> float:

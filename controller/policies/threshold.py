@@ -243,4 +243,15 @@ def _proposal(
     )
 
 
-KIND = PolicyKind(name="threshold", version="1", parameters=ThresholdParameters, build=ThresholdPolicy)
+KIND = PolicyKind(
+    name="threshold",
+    version="1",
+    parameters=ThresholdParameters,
+    build=ThresholdPolicy,
+    # It knows no cost: larger batches have less idle compute for drafts to use, so they get fewer candidates.
+    default_slots=(
+        Slot(max_batch_size=1, candidate_steps=(0, 1, 2, 3, 5, 7)),
+        Slot(max_batch_size=4, candidate_steps=(0, 1, 2, 3)),
+        Slot(max_batch_size=8, candidate_steps=(0, 1, 2)),
+    ),
+)
