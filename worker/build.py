@@ -17,10 +17,12 @@ from worker.config import SpecConfig, WorkerConfig
 from worker.device import available_cores, choose_device, choose_dtype
 from worker.engine import Engine
 from worker.engine_thread import EngineThread
+from worker.memory import Placed, available_bytes, check_budget, plan_memory
 from worker.model_runner import ModelRunner
-from worker.models.config import ModelError
-from worker.models.fetch import ensure_default_model
-from worker.models.loader import load_decoder, load_tokenizer
+from worker.models.config import ModelError, read_config
+from worker.models.decoder import Decoder
+from worker.models.loader import load_decoder, load_tokenizer, token_count
+from worker.models.locate import locate_model, model_name
 from worker.profile import PROFILE_CONTEXT_TOKENS, Profiler, load_or_measure, profile_path
 from worker.protocol import LatencyProfile, SpecInfo
 from worker.scheduler import Scheduler
@@ -36,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 
 def model_directory(path: str) -> Path:
-    """Return the directory of a `path` setting, fetching the default model if that is what it names."""
-    return ensure_default_model() if path == "default" else Path(path)
+    """Return the directory of a `path` setting, fetching or converting the model where that is to be done."""
+    return locate_model(path)
 
 
 def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineThread:
@@ -45,12 +47,13 @@ def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.mono
 
     Raises:
         ModelError: a model cannot be loaded, or the two do not fit together.
-        ValueError: a setting does not fit the machine or the model.
+        ValueError: a setting does not fit the machine, its memory or the model.
         SelfCheckFailed: a tier does not give plain decoding's tokens.
     """
     torch.set_num_threads(config.model.threads or available_cores())
     device = choose_device(config.model.device)
     directory = model_directory(config.model.path)
+    _check_memory(config, directory, device)
     tokenizer = load_tokenizer(directory)
     parts = _load_parts(config, directory, tokenizer, device)
     info = _describe(config, directory, parts, device)
@@ -63,6 +66,34 @@ def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.mono
     if config.engine.profile_seconds:
         info = info.model_copy(update={"profile": _profile(config, info, directory, parts)})
     return _assemble(config, info, parts, fallback_num_steps=config.spec.num_steps, clock=clock)
+
+
+def _check_memory(config: WorkerConfig, directory: Path, device: torch.device) -> None:
+    """Tell what models and caches will take, and refuse what does not fit, before anything is loaded."""
+    engine, deepest = config.engine, config.spec.candidate_steps[-1]
+    slots = engine.max_running_requests
+    draft = None
+    if config.spec.drafter == "model":
+        draft_config = read_config(model_directory(config.spec.draft_model_path or ""))
+        draft = Placed(draft_config, slots, _draft_tokens(config))
+    budget = plan_memory(
+        Placed(read_config(directory), slots, engine.max_context_tokens),
+        draft,
+        dtype=choose_dtype(config.model.dtype, device),
+        device=device,
+        verify_rows=slots * (deepest + 1),
+        step_rows=engine.max_num_batched_tokens,
+    )
+    logger.info("memory: %s", budget)
+    check_budget(budget, max_kv_bytes=engine.max_kv_bytes, available=available_bytes(device))
+
+
+def _draft_tokens(config: WorkerConfig) -> int:
+    """Room per slot of the draft's cache: a row near its end still runs the round's whole depth.
+
+    What it drafts past its budget is not verified.
+    """
+    return config.engine.max_context_tokens + config.spec.candidate_steps[-1] + 1
 
 
 class _Parts(NamedTuple):
@@ -81,11 +112,12 @@ def _load_parts(config: WorkerConfig, directory: Path, tokenizer: Any, device: t
         raise ValueError(
             f"engine.max_context_tokens {engine.max_context_tokens} is above the model's limit {limit}"
         )
+    _check_width(decoder, tokenizer, directory)
     runner = ModelRunner(
         decoder,
         num_slots=engine.max_running_requests,
         max_tokens=engine.max_context_tokens,
-        num_tokens=len(tokenizer),
+        num_tokens=token_count(tokenizer),
     )
     states = build_runtime_states(
         config.spec.candidate_steps, max_batch_size=engine.max_running_requests, device=device
@@ -99,7 +131,7 @@ def _describe(config: WorkerConfig, directory: Path, parts: _Parts, device: torc
     return SpecInfo(
         boot_id=uuid.uuid4().hex,
         version=version("slipstream"),
-        model=config.model.name or directory.name,
+        model=config.model.name or model_name(config.model.path),
         drafter=spec.drafter,
         topk=spec.topk,
         device=_device_name(device),
@@ -205,19 +237,18 @@ def _build_drafter(config: WorkerConfig, tokenizer: Any, device: torch.device) -
 def _build_model_drafter(
     spec: SpecConfig, config: WorkerConfig, tokenizer: Any, device: torch.device, *, rows: int
 ) -> ModelDrafter:
-    directory = Path(spec.draft_model_path or "")
+    directory = model_directory(spec.draft_model_path or "")
     check_same_tokens(tokenizer, load_tokenizer(directory), directory)
     decoder = load_decoder(directory, dtype=choose_dtype(config.model.dtype, device), device=device)
-    if decoder.config.vocab_size < len(tokenizer):
-        raise ModelError(
-            f"{directory}: vocab_size {decoder.config.vocab_size} is below the tokenizer's {len(tokenizer)} tokens"
-        )
+    _check_width(decoder, tokenizer, directory)
+    limit = decoder.config.max_position_embeddings
+    if limit < config.engine.max_context_tokens:
+        logger.warning("the draft model has %d positions: texts beyond are decoded without drafts", limit)
     runner = ModelRunner(
         decoder,
         num_slots=rows,
-        # A row near its end still runs the round's whole depth; what it drafts past its budget is not verified.
-        max_tokens=config.engine.max_context_tokens + spec.candidate_steps[-1] + 1,
-        num_tokens=len(tokenizer),
+        max_tokens=_draft_tokens(config),
+        num_tokens=token_count(tokenizer),
     )
     return ModelDrafter(
         runner,
@@ -226,6 +257,13 @@ def _build_model_drafter(
         use_fast_path=spec.fast_path == "auto",
         catch_up_chunk_tokens=config.engine.prefill_chunk_tokens,
     )
+
+
+def _check_width(decoder: Decoder, tokenizer: Any, directory: Path) -> None:
+    """Refuse an embedding without a row for every token; a wider one is padded, and its padding is never drawn."""
+    width, tokens = decoder.config.vocab_size, token_count(tokenizer)
+    if width < tokens:
+        raise ModelError(f"{directory}: vocab_size {width} is below the tokenizer's {tokens} tokens")
 
 
 def check_same_tokens(target: Any, draft: Any, directory: Path) -> None:

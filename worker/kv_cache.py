@@ -17,6 +17,23 @@ class KVCacheFull(RuntimeError):
     """No slot is free. Admission must keep this from happening; it is not a client's error."""
 
 
+def kv_cache_bytes(
+    *,
+    num_layers: int,
+    num_slots: int,
+    num_kv_heads: int,
+    head_dim: int,
+    max_tokens: int,
+    dtype: torch.dtype,
+) -> int:
+    """Return what a cache of these sizes takes, before it is made."""
+    return 2 * num_layers * num_slots * num_kv_heads * _aligned(max_tokens) * head_dim * dtype.itemsize
+
+
+def _aligned(tokens: int) -> int:
+    return -(-tokens // TOKEN_ALIGNMENT) * TOKEN_ALIGNMENT
+
+
 class KVCache:
     """A fixed number of slots of `max_tokens` tokens each. Owned by the engine thread.
 
@@ -49,7 +66,7 @@ class KVCache:
         self.num_slots = num_slots
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
-        self.max_tokens = -(-max_tokens // TOKEN_ALIGNMENT) * TOKEN_ALIGNMENT
+        self.max_tokens = _aligned(max_tokens)
         """Room per slot, rounded up to `TOKEN_ALIGNMENT`."""
         shape = (2, num_slots, num_kv_heads, self.max_tokens, head_dim)
         self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]

@@ -50,8 +50,10 @@ class CpuFloat32Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self._weight = weight.contiguous()  # [out_features, in_features]
-        wide = self.out_features > self.in_features
-        self._transposed = self._weight.t().contiguous() if wide else None  # [in_features, out_features]
+        kept_twice = _is_wide(self.out_features, self.in_features)
+        self._transposed = (
+            self._weight.t().contiguous() if kept_twice else None
+        )  # [in_features, out_features]
         self._bias = bias  # [out_features]
 
     def __call__(self, x: Tensor, phase: Phase) -> Tensor:
@@ -65,10 +67,26 @@ class CpuFloat32Linear:
         return y if self._bias is None else y + self._bias
 
 
+def _is_wide(out_features: int, in_features: int) -> bool:
+    return out_features > in_features
+
+
+def _is_cpu_float32(dtype: torch.dtype, device: torch.device) -> bool:
+    return device.type == "cpu" and dtype == torch.float32
+
+
 def make_linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> Linear:
     """Place a weight `[out_features, in_features]` and its bias on a device and choose its kernel."""
     weight = weight.to(device, dtype)
     bias = None if bias is None else bias.to(device, dtype)
-    if device.type == "cpu" and dtype == torch.float32:
+    if _is_cpu_float32(dtype, device):
         return CpuFloat32Linear(weight, bias)
     return DenseLinear(weight, bias)
+
+
+def linear_bytes(
+    out_features: int, in_features: int, *, bias: bool, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Return what `make_linear` will take for these sizes."""
+    copies = 2 if _is_cpu_float32(dtype, device) and _is_wide(out_features, in_features) else 1
+    return dtype.itemsize * (copies * out_features * in_features + (out_features if bias else 0))

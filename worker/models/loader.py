@@ -14,7 +14,7 @@ from torch import Tensor
 
 from worker.models.config import DecoderConfig, ModelError, read_config
 from worker.models.decoder import Decoder, DecoderLayer, DecoderWeights
-from worker.models.linear import Linear, make_linear
+from worker.models.linear import Linear, linear_bytes, make_linear
 
 VERBATIM_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names of transformers' tokenizer that adds nothing to `tokenizer.json`, before and since 5."""
@@ -36,6 +36,22 @@ def load_decoder(path: Path, *, dtype: torch.dtype, device: torch.device) -> Dec
         return Decoder(config, _Checkpoint(path, config, dtype, device).weights())
 
 
+def decoder_bytes(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """Return what the weights of `load_decoder` will take in memory."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def linear(out_features: int, in_features: int, bias: bool) -> int:
+        return linear_bytes(out_features, in_features, bias=bias, dtype=dtype, device=device)
+
+    layer = linear(queries + 2 * keys, hidden, config.qkv_bias) + linear(hidden, queries, config.output_bias)
+    layer += linear(2 * inner, hidden, config.mlp_bias) + linear(hidden, inner, config.mlp_bias)
+    norms = 2 * hidden + (queries + keys if config.qk_norm else 0)
+    embedding = config.vocab_size * hidden * dtype.itemsize
+    head = linear(config.vocab_size, hidden, False) - (embedding if config.tie_word_embeddings else 0)
+    return embedding + head + config.num_layers * (layer + norms * dtype.itemsize) + hidden * dtype.itemsize
+
+
 def load_tokenizer(path: Path) -> Any:
     """Load a directory's tokenizer (a transformers `PreTrainedTokenizerFast`), offline.
 
@@ -53,6 +69,11 @@ def load_tokenizer(path: Path) -> Any:
         return loader.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # transformers documents no error types here
         raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+
+
+def token_count(tokenizer: Any) -> int:
+    """Return the number of ids a tokenizer spans: the highest plus one, added tokens and holes included."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
 def _is_verbatim(path: Path) -> bool:
