@@ -5,7 +5,6 @@ Only arguments, messages and exit codes; heavy imports wait until a command need
 
 import argparse
 import json
-import logging
 import sys
 import tomllib
 from importlib.metadata import version
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from worker.config import ENV_PREFIX, WorkerConfig, load_config
+from worker.config import ENV_PREFIX, LogConfig, WorkerConfig, load_config
+from worker.logs import configure_logging
 
 if TYPE_CHECKING:
     from worker.process import Loaded
@@ -44,9 +44,10 @@ The first SIGTERM or Ctrl-C drains: new requests get 503, running ones may finis
 """
 
 RUN_EPILOG = """\
-Two listeners open at once. The inference port serves /v1/chat/completions, /generate, /v1/models, /metrics, /healthz
-and /readyz (503 until the model is loaded). The control port serves /v1/spec/{info,stats,plan}; it stays on loopback
-unless there is a token (server.control_token_file) or server.allow_open_control is true.
+Two listeners open at once. The inference port serves /v1/chat/completions, /v1/completions, /generate, /v1/models,
+/server_info, /metrics, /healthz and /readyz (503 until the model is loaded), with a key if there is one
+(server.api_key_file); /openapi.json describes it. The control port serves /v1/spec/{info,stats,plan}; it stays on
+loopback unless there is a token (server.control_token_file) or server.allow_open_control is true.
 """
 
 
@@ -83,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_config(run)
     run.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: info"
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        help="default: log.level of the configuration",
     )
     run.set_defaults(command=_run)
 
@@ -118,18 +121,19 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 def _load_config(path: Path | None) -> WorkerConfig:
     """Load and check everything that can be checked without the model (BadConfiguration otherwise)."""
-    from worker.control import ControlError, read_control_token
+    from worker.access import AccessError, read_api_key, read_control_tokens
 
     try:
         config = load_config(path)
-        read_control_token(config.server)
+        read_control_tokens(config.server)
+        read_api_key(config.server)
     except OSError as error:
         raise BadConfiguration([f"--config: cannot read {path}: {error.strerror}"]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfiguration([f"--config: {path} is not TOML: {error}"]) from None
     except ValidationError as error:
         raise BadConfiguration(_field_lines(error)) from None
-    except ControlError as error:
+    except AccessError as error:
         raise BadConfiguration([str(error)]) from None
     except ValueError as error:  # an environment variable that names no field, or is no JSON
         raise BadConfiguration([str(error)]) from None
@@ -152,11 +156,12 @@ def _field_lines(error: ValidationError) -> list[str]:
 
 def _run(arguments: argparse.Namespace) -> int:
     config = _load_config(arguments.config)
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    log = (
+        config.log
+        if arguments.log_level is None
+        else LogConfig(format=config.log.format, level=arguments.log_level)
     )
-    for noisy in ("uvicorn", "httpx", "transformers"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    configure_logging(log)
     from worker.process import StartFailure, run
 
     try:

@@ -5,20 +5,21 @@ field's name; nothing is read from the environment later on, and no validator re
 """
 
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 ENV_PREFIX = "SPEC_WORKER_"
 Port = Annotated[int, Field(ge=0, le=65535)]
+MetricsLevel = Literal["none", "summary", "detailed"]
 
 
 class Section(BaseModel):
@@ -109,16 +110,41 @@ class EngineConfig(Section):
 
 
 class ServerConfig(Section):
-    """`[server]`: the two listeners."""
+    """`[server]`: the two listeners, who may use them, and how they end."""
 
     host: str = "127.0.0.1"
     port: Port = 8100
+    api_key_file: Path | None = None
+    """File with the key that clients of the inference port must send as a bearer token; None: open."""
+    api_key: SecretStr | None = None
+    """The key itself: for the environment."""
     control_host: str = "127.0.0.1"
     control_port: Port = 8101
     control_token_file: Path | None = None
-    """File with the bearer token of the control port."""
+    """File with the bearer token that may read and change everything on the control port."""
+    control_token: SecretStr | None = None
+    """The token itself: for the environment."""
+    control_read_token_file: Path | None = None
+    """File with a second token that may only read."""
+    control_read_token: SecretStr | None = None
+    """The read token itself: for the environment."""
     allow_open_control: bool = False
     """Say true to open the control port beyond loopback without a token."""
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 4 * 1024 * 1024
+    """Larger bodies on the inference port get 413."""
+    write_timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """A streaming client that takes nothing for this long is dropped."""
+    shutdown_grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 8.0
+    """Time for running requests after the first signal: below the 10 s after which `docker stop` kills."""
+    per_request_spec_decode_metrics: MetricsLevel = "none"
+    """Default of the body field of the same name: speculation statistics in every answer of the OpenAI APIs."""
+
+
+class LogConfig(Section):
+    """`[log]`: what is written to stderr."""
+
+    format: Literal["console", "json"] = "console"
+    level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 class WorkerConfig(BaseSettings):
@@ -132,6 +158,7 @@ class WorkerConfig(BaseSettings):
     spec: SpecConfig = SpecConfig()
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
+    log: LogConfig = LogConfig()
 
     @model_validator(mode="after")
     def _budget_fits(self) -> Self:
@@ -161,12 +188,14 @@ def load_config(path: Path | None) -> WorkerConfig:
     """Read the file (None: defaults only), apply the environment, validate.
 
     Raises:
-        OSError, tomllib.TOMLDecodeError: the file cannot be read.
+        OSError: the file is not there or cannot be read.
+        UnicodeDecodeError, tomllib.TOMLDecodeError: it is no TOML.
         pydantic.ValidationError: a key or value is refused; every error names its field.
         ValueError: an environment variable with our prefix names no field.
     """
     check_environment(ENV_PREFIX, WorkerConfig, os.environ)
-    values = {} if path is None else TomlConfigSettingsSource(WorkerConfig, path)()
+    # Not the settings library's own reader: that one takes a file that is not there for an empty one.
+    values = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
     return WorkerConfig(**values)
 
 

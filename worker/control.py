@@ -1,11 +1,9 @@
 """The control listener: statistics out, plans in. The only place where the depth can be changed from outside.
 
-Loopback by default; anything else needs a bearer token (or the operator's word that it may be open). Errors are
-problem+json. Decides nothing: plans go to the engine as they come.
+Loopback by default; anything else needs a bearer token (or the operator's word that it may be open), see `access`. A
+second token may read only. Errors are problem+json. Decides nothing: plans go to the engine as they come.
 """
 
-import hmac
-import ipaddress
 import logging
 from http import HTTPStatus
 from typing import Any
@@ -14,11 +12,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
 
+from worker.access import BearerAccess, read_control_tokens
 from worker.api.errors import BodyLimit, field_errors
 from worker.api.served import NotReady, ServedModel
-from worker.config import ServerConfig, WorkerConfig
+from worker.config import WorkerConfig
 from worker.protocol import PlanStatus, SpecInfo, SpecPlan, SpecStats
 from worker.spec.plan import PlanConflict, UnknownTier
 
@@ -27,54 +25,23 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 256 * 1024
 
 
-class ControlError(ValueError):
-    """The control listener must not be opened as configured; the message names the field."""
-
-
-def read_control_token(server: ServerConfig) -> str | None:
-    """Return the bearer token, None for an open listener, after checking that it may be open.
-
-    Raises:
-        ControlError: the token's file is missing or empty, or the host is not loopback and there is no token.
-    """
-    if server.control_token_file is not None:
-        path = server.control_token_file
-        try:
-            token = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ControlError(f"server.control_token_file: cannot read {path}: {error}") from None
-        if not token or not token.isascii():
-            raise ControlError(f"server.control_token_file: {path} is empty or not ASCII")
-        return token
-    if not server.allow_open_control and not _is_loopback(server.control_host):
-        raise ControlError(
-            f"server.control_host: {server.control_host} is not loopback; set server.control_token_file, "
-            "or server.allow_open_control = true if everybody who reaches it may change the depth"
-        )
-    return None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def create_control_app(model: ServedModel, config: WorkerConfig) -> FastAPI:
     """Build the app around the same model as the inference app.
 
     Raises:
-        ControlError: see `read_control_token`.
+        AccessError: see `read_control_tokens`.
     """
-    token = read_control_token(config.server)
+    tokens = read_control_tokens(config.server)
     app = FastAPI(title="Slipstream worker control", docs_url=None, redoc_url=None, redirect_slashes=False)
     _install_problem_answers(app)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
-    if token is not None:
-        app.add_middleware(BearerToken, token=token)
+    if tokens.change is not None:
+        app.add_middleware(
+            BearerAccess,
+            tokens=[tokens.change],
+            read_tokens=[] if tokens.read is None else [tokens.read],
+            refuse=problem,
+        )
 
     # Plain functions run on threads: the engine's locks are short, but the event loop waits for none.
     @app.get("/v1/spec/info")
@@ -98,30 +65,6 @@ def create_control_app(model: ServedModel, config: WorkerConfig) -> FastAPI:
         return model.engine.put_plan(plan)
 
     return app
-
-
-class BearerToken:
-    """ASGI middleware: 401 without a token, 403 with a wrong one, before anything else is looked at."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self.app = app
-        self._token = token.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on if it carries the token."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        header = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, presented = header.partition(b" ")
-        if scheme.lower() != b"bearer" or not presented.strip():
-            answer = problem(401, "a bearer token is needed", headers={"WWW-Authenticate": "Bearer"})
-        elif not hmac.compare_digest(presented.strip(), self._token):
-            answer = problem(403, "the bearer token is wrong")
-        else:
-            await self.app(scope, receive, send)
-            return
-        await answer(scope, receive, send)
 
 
 def problem(

@@ -1,8 +1,8 @@
 """The life of the worker process: open both listeners, load the model beside them, serve, drain, leave.
 
 One process, one asyncio loop, two uvicorn servers; the engine has its own thread. The first SIGTERM or SIGINT drains
-(new requests get 503, running ones may finish for `DRAIN_SECONDS`), the second leaves at once. Knows how things
-start and end, not what they do.
+(new requests get 503, running ones may finish for `server.shutdown_grace_seconds`), the second leaves at once. Knows
+how things start and end, not what they do.
 """
 
 import asyncio
@@ -28,8 +28,6 @@ from worker.tokenization import Tokenizer
 
 log = logging.getLogger(__name__)
 
-DRAIN_SECONDS = 8.0
-"""Time for running requests after the first signal: below the 10 s after which `docker stop` kills."""
 CLOSE_SECONDS = 2
 """Time for connections to end once the engine has stopped."""
 
@@ -56,7 +54,7 @@ def run(config: WorkerConfig, load: Loader) -> int:
 
     Raises:
         StartFailure: an address is taken, or the model cannot be loaded.
-        worker.control.ControlError: the control listener must not be opened like this.
+        worker.access.AccessError: the control listener must not be opened like this.
     """
     return asyncio.run(_serve(config, load))
 
@@ -73,7 +71,7 @@ async def _serve(config: WorkerConfig, load: Loader) -> int:
         )
         listeners = [_Listener(app, inference_socket), _Listener(control_app, control_socket)]
         stopping = asyncio.Event()
-        _install_signals(stopping)
+        _install_signals(stopping, server.shutdown_grace_seconds)
         serving = [asyncio.create_task(listener.serve_on_socket()) for listener in listeners]
         log.info("loading the model; %s/healthz answers already", listeners[0].url)
         loading = _load_on_thread(config, load)
@@ -88,7 +86,7 @@ async def _serve(config: WorkerConfig, load: Loader) -> int:
             if not stopping.is_set():
                 raise StartFailure("a listener ended by itself; see the log")
         finally:
-            await _drain(model, listeners, serving)
+            await _drain(model, server.shutdown_grace_seconds, listeners, serving)
             stop_asked.cancel()
     if not loading.done():
         # The loading thread cannot be interrupted and must not run while the interpreter is taken down.
@@ -134,13 +132,13 @@ def _listen(field: str, host: str, port: int) -> socket.socket:
     return bound
 
 
-def _install_signals(stopping: asyncio.Event) -> None:
+def _install_signals(stopping: asyncio.Event, grace_seconds: float) -> None:
     def on_signal(number: int) -> None:
         name = signal.Signals(number).name
         if stopping.is_set():
             log.warning("%s again: leaving at once", name)
             _leave_at_once(128 + number)
-        log.info("%s: draining for up to %g s; send it again to leave at once", name, DRAIN_SECONDS)
+        log.info("%s: draining for up to %g s; send it again to leave at once", name, grace_seconds)
         stopping.set()
 
     loop = asyncio.get_running_loop()
@@ -189,14 +187,22 @@ def _announce(model: ServedModel, inference: _Listener, control: _Listener) -> N
         "ready: %s on %s (%s), drafter %s, num_steps %s of %s",
         info.model, info.device, info.dtype, info.drafter, info.fallback_num_steps, info.candidate_steps,
     )  # fmt: skip
-    log.info("inference  %s/v1/chat/completions  /generate  /v1/models  /metrics  /readyz", inference.url)
+    log.info(
+        "inference  %s/v1/chat/completions  /v1/completions  /generate  /v1/models  /metrics  /readyz",
+        inference.url,
+    )
     log.info("control    %s/v1/spec/info  /v1/spec/stats  /v1/spec/plan", control.url)
 
 
-async def _drain(model: ServedModel, listeners: list[_Listener], serving: list["asyncio.Task[None]"]) -> None:
+async def _drain(
+    model: ServedModel,
+    grace_seconds: float,
+    listeners: list[_Listener],
+    serving: list["asyncio.Task[None]"],
+) -> None:
     """Stop the engine while the listeners still deliver what it hands out, then close them."""
     if model.is_attached:
-        await asyncio.to_thread(model.engine.shutdown, DRAIN_SECONDS)
+        await asyncio.to_thread(model.engine.shutdown, grace_seconds)
     for listener in listeners:
         listener.should_exit = True
     for outcome in await asyncio.gather(*serving, return_exceptions=True):

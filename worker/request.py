@@ -77,6 +77,9 @@ class RequestSpecStats:
     """Drafts accepted and kept."""
     histogram: dict[int, int] = field(default_factory=dict)
     """Rounds by number of correct drafts."""
+    proposed_by_round: bytearray = field(default_factory=bytearray)
+    """Drafts verified in each round, in order; a depth fits a byte (at most 64)."""
+    correct_by_round: bytearray = field(default_factory=bytearray)
 
     def record(self, *, num_proposed: int, num_correct: int) -> None:
         """Add one round."""
@@ -84,6 +87,8 @@ class RequestSpecStats:
         self.proposed_drafts += num_proposed
         self.correct_drafts += num_correct
         self.histogram[num_correct] = self.histogram.get(num_correct, 0) + 1
+        self.proposed_by_round.append(num_proposed)
+        self.correct_by_round.append(num_correct)
 
 
 @dataclass(eq=False)

@@ -50,6 +50,11 @@ class Tokenizer:
         return cls(load_tokenizer(directory), read_config(directory).eos_token_ids)
 
     @property
+    def directory(self) -> str:
+        """Where it was loaded from."""
+        return str(self._tokenizer.name_or_path)
+
+    @property
     def vocab_size(self) -> int:
         """Ids run from 0 to this, exclusive; added tokens included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))

@@ -17,7 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
-ERROR_TYPES = {429: "rate_limit_error", 503: "service_unavailable_error"}
+ERROR_TYPES = {
+    401: "authentication_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
 
 
 class ApiError(Exception):

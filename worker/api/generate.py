@@ -4,17 +4,19 @@ Pure functions between JSON and the engine's nouns; starts nothing and waits for
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from worker.api.errors import ApiError, from_validation
-from worker.api.generation import Generation, Piece
+from worker.api.generation import Generation, failure_of
+from worker.api.intake import Limits
+from worker.api.prompts import IdsField, Prompt, TextField, read_prompts
 from worker.api.sampling import (
     UNSUPPORTED_SAMPLING,
     PositiveInt,
     RequestBody,
+    RequestId,
     SamplingFields,
     Seed,
     is_falsy,
@@ -23,7 +25,8 @@ from worker.api.sampling import (
 )
 
 DEFAULT_NEW_TOKENS = 128
-MAX_PROMPTS = 1024
+OWN_FIELDS = ("num_steps", "speculation", "timeout_seconds")
+"""Not SGLang's: taken from the body as well as from `sampling_params`, which wins."""
 
 UNSUPPORTED: Mapping[str, Callable[[Any], bool]] = {
     "return_logprob": is_falsy,
@@ -40,54 +43,51 @@ UNSUPPORTED: Mapping[str, Callable[[Any], bool]] = {
 
 
 class GenerateSampling(SamplingFields):
-    """`sampling_params` of one prompt."""
+    """`sampling_params` of the prompts."""
 
     max_new_tokens: PositiveInt | None = None
+    min_new_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """No end-of-sequence or stop token is drawn before this many tokens; stop strings hold at once."""
     sampling_seed: Seed | None = None
 
-
-def _is_text_or_texts(value: Any) -> Any:
-    if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-        return value
-    raise ValueError("must be a string or a list of strings")
-
-
-def _is_ids_or_lists(value: Any) -> Any:
-    """Accept [id, …] or [[id, …], …] of non-negative integers (bool is none)."""
-    rows = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
-    for row in rows:
-        if not isinstance(row, list) or any(type(item) is not int or item < 0 for item in row):
-            raise ValueError("must be a list of token ids, or a list of such lists")
-    return value
+    @property
+    def limits(self) -> Limits:
+        """How long the answer may and must be."""
+        return Limits(self.max_new_tokens or DEFAULT_NEW_TOKENS, self.min_new_tokens)
 
 
 class GenerateRequest(RequestBody):
     """Body of `POST /generate`. Lists make a batch, and the answer is a list then."""
 
-    text: Annotated[Any, BeforeValidator(_is_text_or_texts)] = None
-    input_ids: Annotated[Any, BeforeValidator(_is_ids_or_lists)] = None
+    text: TextField = None
+    input_ids: IdsField = None
     sampling_params: dict[str, Any] | None = None
-    rid: Annotated[str, Field(max_length=256)] | None = None
+    rid: RequestId | None = None
+    """An id of the client's own, for aborting. Of a batch the prompts have `<rid>_<index>` beside it."""
     stream: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """One prompt of the body, as text or ids, with its sampling."""
+def read_body(body: Mapping[str, Any]) -> tuple[GenerateRequest, GenerateSampling]:
+    """Return the checked body and its sampling.
 
-    text: str | None
-    input_ids: list[int] | None
-    param: str
-    """Name of the field it came from."""
-    sampling: GenerateSampling
+    Raises:
+        ApiError: 400 naming the field at fault.
+    """
+    refuse_unsupported(body, UNSUPPORTED)
+    try:
+        wanted = GenerateRequest.model_validate(body)
+    except ValidationError as error:
+        raise from_validation(error) from None
+    own = {name: body[name] for name in OWN_FIELDS if body.get(name) is not None}
+    values = own | {k: v for k, v in (wanted.sampling_params or {}).items() if v is not None}
+    refuse_unsupported(values, UNSUPPORTED_SAMPLING, "sampling_params.")
+    try:
+        return wanted, GenerateSampling.model_validate(values)
+    except ValidationError as error:
+        raise from_validation(error, "sampling_params.") from None
 
-    @property
-    def token_limit(self) -> int:
-        """Tokens that the client allows."""
-        return self.sampling.max_new_tokens or DEFAULT_NEW_TOKENS
 
-
-def read_prompts(body: GenerateRequest) -> tuple[list[Prompt], bool]:
+def prompts_of(body: GenerateRequest) -> tuple[list[Prompt], bool]:
     """Return the prompts, and whether the client sent a list.
 
     Raises:
@@ -95,52 +95,32 @@ def read_prompts(body: GenerateRequest) -> tuple[list[Prompt], bool]:
     """
     if (body.text is None) == (body.input_ids is None):
         raise ApiError(400, "text, input_ids: give exactly one of them", param="text", code="invalid_value")
-    sampling = _read_sampling(body.sampling_params or {})
     if body.text is not None:
-        is_batch = isinstance(body.text, list)
-        texts = body.text if is_batch else [body.text]
-        prompts = [Prompt(text=text, input_ids=None, param="text", sampling=sampling) for text in texts]
-    else:
-        is_batch = bool(body.input_ids) and isinstance(body.input_ids[0], list)
-        rows = body.input_ids if is_batch else [body.input_ids]
-        prompts = [Prompt(text=None, input_ids=row, param="input_ids", sampling=sampling) for row in rows]
-    if not 1 <= len(prompts) <= MAX_PROMPTS:
-        param = "text" if body.text is not None else "input_ids"
-        raise ApiError(400, f"{param}: a list must have 1 to {MAX_PROMPTS} prompts", param=param)
-    if is_batch and body.stream:
-        raise ApiError(400, "stream: not supported for a list of prompts", param="stream")
-    return prompts, is_batch
+        return read_prompts(body.text, "text")
+    return read_prompts(body.input_ids, "input_ids")
 
 
-def _read_sampling(values: dict[str, Any]) -> GenerateSampling:
-    refuse_unsupported(values, UNSUPPORTED_SAMPLING, "sampling_params.")
-    try:
-        return GenerateSampling.model_validate(values)
-    except ValidationError as error:
-        raise from_validation(error, "sampling_params.") from None
-
-
-def answer(generation: Generation, rid: str | None) -> dict[str, Any]:
+def answer(generation: Generation) -> dict[str, Any]:
     """Return the answer so far: in a stream too, `text` and `output_ids` are cumulative, as SGLang's clients expect."""
     return {
         "text": generation.text,
         "output_ids": list(generation.output_ids),
-        "meta_info": _meta_info(generation, rid),
+        "meta_info": _meta_info(generation),
     }
 
 
-def _meta_info(generation: Generation, rid: str | None) -> dict[str, Any]:
+def _meta_info(generation: Generation) -> dict[str, Any]:
     """Return counts under SGLang's names.
 
     `spec_accept_length` is tokens per verify round, the target's own included; it is absent before the first
     round, like everything that would divide by nothing.
     """
     meta: dict[str, Any] = {
-        "id": rid or generation.id,
-        "finish_reason": _finish_reason(generation.finish, len(generation.output_ids)),
+        "id": generation.names[0],
+        "finish_reason": _finish_reason(generation),
         "prompt_tokens": len(generation.request.prompt_ids),
         "completion_tokens": len(generation.output_ids),
-        "cached_tokens": 0,
+        "cached_tokens": generation.request.cached_tokens,
         "e2e_latency": generation.elapsed_seconds,
     }
     if generation.finish is not None:
@@ -157,11 +137,13 @@ def _meta_info(generation: Generation, rid: str | None) -> dict[str, Any]:
     return meta
 
 
-def _finish_reason(finish: Piece | None, completion_tokens: int) -> dict[str, Any] | None:
+def _finish_reason(generation: Generation) -> dict[str, Any] | None:
+    finish = generation.finish
     if finish is None:
         return None
     if finish.finish_reason == "length":
-        return {"type": "length", "length": completion_tokens}
+        return {"type": "length", "length": len(generation.output_ids)}
     if finish.finish_reason == "stop":
         return {"type": "stop", "matched": finish.matched_stop}
-    return {"type": "abort", "message": finish.error or "the server is stopping; the answer ends early"}
+    failure = failure_of(generation)
+    return {"type": "abort", "message": failure.message if failure else ""}

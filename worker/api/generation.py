@@ -2,12 +2,13 @@
 
 The bridge between the two worlds. The engine's thread only appends to a list and wakes the loop; a reader that is
 slow finds several chunks merged into one piece, so what waits is never more than the request's own tokens.
-Whatever ends the reading (a finish, a disconnect, an error) the engine is told at once. Knows no wire format.
+A stop string never reaches the reader: of the text only what may still become one is held back. Whatever ends the
+reading (a finish, a disconnect, an error) the engine is told at once. Knows no wire format.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -24,7 +25,11 @@ from worker.request import (
     SamplingParams,
     TokenChunk,
 )
+from worker.stopping import StopScanner, StopStrings
 from worker.tokenization import Tokenizer
+
+CLIENT_CLOSED_REQUEST = 499
+"""Status of an answer whose client asked for its end, or has left."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +53,25 @@ class Generation:
         prompt_ids: list[int],
         params: SamplingParams,
         *,
+        stops: Sequence[str] = (),
+        timeout_seconds: float | None = None,
         metrics: ServerMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = uuid4().hex
+        self.names: tuple[str, ...] = ()
+        """The ids under which clients know it; given before submission."""
+        self.was_aborted = False
+        """Whether a client asked for its end."""
         self.request = Request(
             id=self.id,
             prompt_ids=prompt_ids,
             params=params,
             sink=self._sink,
             eos_token_ids=tokenizer.eos_token_ids,
+            # The engine looks for stops itself, so that ids and counts end where the text does.
+            stop_strings=StopStrings(stops, tokenizer.detokenizer()) if stops else None,
+            timeout_seconds=timeout_seconds,
         )
         self.text = ""
         self.output_ids: list[int] = []
@@ -65,6 +79,7 @@ class Generation:
         """The last piece, once there is one."""
         self._engine = engine
         self._detokenizer = tokenizer.detokenizer()
+        self._scanner = StopScanner(stops)
         self._metrics = metrics
         self._clock = clock
         self._started = clock()
@@ -114,6 +129,13 @@ class Generation:
         async for _ in self.pieces():
             pass
 
+    def abort(self) -> bool:
+        """End it because a client says so; False if it has ended already. Its reader gets the end as a piece."""
+        if self.finish is None and self._open and self._engine.abort(self.id):
+            self.was_aborted = True
+            return True
+        return False
+
     def close(self) -> None:
         """Tell the engine that nobody reads any more; does nothing before submission, after the end, or twice."""
         if self.finish is None and self._open:
@@ -132,16 +154,50 @@ class Generation:
             self._arrived.set()
 
     def _assemble(self, chunks: list[TokenChunk]) -> Piece:
-        """Merge chunks into one piece. The stop token that ended the request has an id but no text.
-
-        Stop strings will be looked for here, between detokenizer and piece.
-        """
+        """Merge chunks into one piece. The stop token that ended the request has an id but no text."""
         last = chunks[-1]
         token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
-        text = self._detokenizer.push(token_ids[:-1] if isinstance(last.matched_stop, int) else token_ids)
+        has_text = token_ids[:-1] if isinstance(last.matched_stop, int) else token_ids
+        text = self._scanner.push(self._detokenizer.push(has_text))
         if last.finish_reason is not None:
-            text += self._detokenizer.finish()
+            text += self._scanner.push(self._detokenizer.finish()) + self._scanner.finish()
         return Piece(text, token_ids, last.finish_reason, last.error, last.matched_stop)
+
+
+async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Piece], None]:
+    """Yield (index, piece) of several generations as they come, until all have ended."""
+    readers = [generation.pieces() for generation in generations]
+    waiting = {asyncio.ensure_future(anext(reader)): index for index, reader in enumerate(readers)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=waiting.__getitem__):
+                index = waiting.pop(task)
+                piece = task.result()
+                if piece.finish_reason is None:
+                    waiting[asyncio.ensure_future(anext(readers[index]))] = index
+                yield index, piece
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for reader in readers:
+            await reader.aclose()
+
+
+def failure_of(generation: Generation) -> ApiError | None:
+    """Return the error that a generation's end amounts to, None for an ordinary end."""
+    finish = generation.finish
+    if finish is None or finish.finish_reason in ("stop", "length"):
+        return None
+    if finish.finish_reason == "error":
+        return ApiError(500, finish.error or "the generation failed", code="generation_failed")
+    if generation.was_aborted:
+        return ApiError(CLIENT_CLOSED_REQUEST, "the request was aborted by its id", code="aborted")
+    if finish.error:
+        # OpenAI's clients try a 408 again of themselves, unless they are told that it would be the same again.
+        return ApiError(408, finish.error, code="timeout", headers={"x-should-retry": "false"})
+    return ApiError(503, "the server is stopping; the answer ends early", code="stopping")
 
 
 def _refusal(rejected: RequestRejected) -> ApiError:

@@ -1,146 +1,149 @@
-"""The two generation routes: from a body to a running request, and from its output to an answer.
+"""The generation routes: from a body to a running request, and from its output to an answer.
 
-Reads top to bottom as a request goes: check, encode, submit, answer. The formats are `chat`'s and `generate`'s, the
-waiting is `generation`'s and `streaming`'s.
+Each reads top to bottom as a request goes: check, encode, submit, answer. The formats are `chat`'s, `completions`' and
+`generate`'s, the way in is `intake`'s, the waiting is `generation`'s and `streaming`'s.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from worker.api import chat, generate
+from worker.api import chat, completions, generate
 from worker.api.errors import ApiError, from_validation, read_json_object
-from worker.api.generation import Generation, Piece
-from worker.api.sampling import SamplingFields, refuse_unsupported
-from worker.api.served import ServedModel
+from worker.api.generation import CLIENT_CLOSED_REQUEST, Generation, failure_of, merged
+from worker.api.intake import Intake, Limits
+from worker.api.openai import OpenAIAnswer, OpenAIFields, StreamOptions
+from worker.api.prompts import read_prompts
+from worker.api.sampling import refuse_unsupported
 from worker.api.streaming import DONE, ClientGone, EventStream, event, until_disconnect
-from worker.metrics import ServerMetrics
-from worker.tokenization import TokenizationError
+from worker.config import MetricsLevel
 
 log = logging.getLogger(__name__)
 
-INLINE_CHARACTERS = 2000
-"""Longer prompts are encoded on another thread, so that no client stalls the others."""
-CLIENT_CLOSED_REQUEST = 499
-"""Status of an answer that nobody will read."""
+Body = TypeVar("Body", bound=OpenAIFields)
+REQUEST_ID_HEADER = "X-Request-Id"
+"""On every answer of a generation: the id by which it can be aborted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRoutes:
     """The routes and what they share."""
 
-    model: ServedModel
-    metrics: ServerMetrics
-    max_waiting_requests: int
+    intake: Intake
     write_timeout_seconds: float
-    clock: Callable[[], float] = time.monotonic
+    metrics_level: MetricsLevel = "none"
     wall_clock: Callable[[], float] = time.time
 
     async def chat_completions(self, request: Request) -> Response:
-        """`POST /v1/chat/completions`."""
-        body = await read_json_object(request)
-        engine, tokenizer = self.model.engine, self.model.tokenizer
-        refuse_unsupported(body, chat.UNSUPPORTED)
-        try:
-            wanted = chat.ChatRequest.model_validate(body)
-        except ValidationError as error:
-            raise from_validation(error) from None
-        name = engine.info.model
-        if wanted.model not in (None, "", "default", name):
-            raise ApiError(
-                404, f"model: {wanted.model!r} is not served here, only {name!r} is",
-                param="model", code="model_not_found",
-            )  # fmt: skip
+        """OpenAI's chat completions."""
+        wanted = self._read_openai(await read_json_object(request), chat.ChatRequest, chat.UNSUPPORTED)
         messages = [message.for_template() for message in wanted.messages]
+        limits = Limits(wanted.token_limit, wanted.min_tokens)
+        tokenizer = self.intake.model.tokenizer
         size = sum(len(message["content"]) for message in messages)
-        ids = await _encode(lambda: tokenizer.encode_chat(messages), size, "messages")
-        generation = self._prepare(ids, wanted, wanted.token_limit, wanted.seed, "messages")
-        options = wanted.stream_options or chat.StreamOptions()
-        answer = chat.ChatAnswer(generation, model=name, created=int(self.wall_clock()), options=options)
-        generation.submit()
-        if wanted.stream:
-            return self._stream(_chat_events(generation, answer), generation)
-        return await self._whole(
-            request, [generation], lambda: JSONResponse(_checked_chat(generation, answer))
+        ids = await self.intake.encode(lambda: tokenizer.encode_chat(messages), size, "messages")
+        generation = self.intake.prepare(ids, wanted, limits, wanted.seed, param="messages")
+        return await self._answer_openai(request, wanted, [generation], chat.ChatAnswer, "chatcmpl")
+
+    async def text_completions(self, request: Request) -> Response:
+        """OpenAI's text completions."""
+        wanted = self._read_openai(
+            await read_json_object(request), completions.CompletionRequest, completions.UNSUPPORTED
         )
+        limits = Limits(wanted.token_limit, wanted.min_tokens)
+        prompts, _ = read_prompts(wanted.prompt, "prompt")
+        self.intake.check_count(prompts)
+        generations = [
+            await self.intake.generation(prompt, wanted, limits, wanted.seed) for prompt in prompts
+        ]
+        return await self._answer_openai(request, wanted, generations, completions.CompletionAnswer, "cmpl")
 
     async def native_generate(self, request: Request) -> Response:
-        """`POST /generate`: SGLang's native API."""
+        """SGLang's native API: text or token ids in, text, token ids and counts out."""
         body = await read_json_object(request)
-        refuse_unsupported(body, generate.UNSUPPORTED)
-        try:
-            wanted = generate.GenerateRequest.model_validate(body)
-        except ValidationError as error:
-            raise from_validation(error) from None
-        prompts, is_batch = generate.read_prompts(wanted)
-        capacity = self.model.engine.info.max_running_requests + self.max_waiting_requests
-        if len(prompts) > capacity:
-            param = prompts[0].param
-            raise ApiError(400, f"{param}: a list may have at most {capacity} prompts here", param=param)
-        generations = [await self._prepare_prompt(prompt) for prompt in prompts]
-        _submit_all(generations)
+        _ = self.intake.model.engine  # 503 before anything is said about the body
+        wanted, sampling = generate.read_body(body)
+        limits = sampling.limits
+        prompts, is_batch = generate.prompts_of(wanted)
+        self.intake.check_count(prompts)
+        generations = [
+            await self.intake.generation(prompt, sampling, limits, sampling.sampling_seed, "sampling_params.")
+            for prompt in prompts
+        ]
+        rid = wanted.rid or generations[0].id
+        for index, generation in enumerate(generations):
+            # Of a batch each prompt has an id of its own, and all have the body's.
+            generation.names = (f"{rid}_{index}", rid) if is_batch else (rid,)
+        self.intake.submit_all(generations)
         if wanted.stream:
-            return self._stream(_generate_events(generations[0], wanted.rid), generations[0])
+            return self._stream(_generate_events(generations, is_batch), generations, rid)
 
         def answer() -> JSONResponse:
-            answers = [generate.answer(generation, wanted.rid) for generation in generations]
+            answers = [generate.answer(generation) for generation in generations]
             return JSONResponse(answers if is_batch else answers[0])
 
-        return await self._whole(request, generations, answer)
+        return await self._whole(request, generations, answer, rid)
 
-    async def _prepare_prompt(self, prompt: generate.Prompt) -> Generation:
-        ids = prompt.input_ids
-        if ids is None:
-            tokenizer, text = self.model.tokenizer, prompt.text or ""
-            ids = await _encode(lambda: tokenizer.encode(text), len(text), prompt.param) if text else []
-        seed = prompt.sampling.sampling_seed
-        return self._prepare(ids, prompt.sampling, prompt.token_limit, seed, prompt.param)
-
-    def _prepare(
-        self, ids: list[int], sampling: SamplingFields, limit: int | None, seed: int | None, param: str
-    ) -> Generation:
-        """Check the prompt against the model and clip the output to what the context leaves.
-
-        A prompt that fits is never refused because of `max_tokens`: the answer ends with reason "length" when
-        the context is full.
-        """
-        engine, tokenizer = self.model.engine, self.model.tokenizer
-        if not ids:
-            raise ApiError(400, f"{param}: the prompt is empty", param=param, code="invalid_value")
-        vocab_size = tokenizer.vocab_size
-        if max(ids) >= vocab_size:
+    def _read_openai(
+        self, body: Mapping[str, Any], kind: type[Body], unsupported: Mapping[str, Callable[[Any], bool]]
+    ) -> Body:
+        served = self.intake.model.engine.info.model
+        refuse_unsupported(body, unsupported)
+        try:
+            wanted = kind.model_validate(body)
+        except ValidationError as error:
+            raise from_validation(error) from None
+        if wanted.model not in (None, "", "default", served):
             raise ApiError(
-                400,
-                f"{param}: token id {max(ids)} is not below the vocabulary's size {vocab_size}",
-                param=param,
-            )
-        context = engine.info.max_context_tokens
-        left = context - len(ids)
-        if left < 1:
-            raise ApiError(
-                400,
-                f"{param}: the prompt has {len(ids)} tokens; prompt and answer together may have {context}",
-                param=param,
-                code="context_length_exceeded",
-            )
-        params = sampling.sampling_params(max_tokens=min(limit or left, left), seed=seed)
-        return Generation(engine, tokenizer, ids, params, metrics=self.metrics, clock=self.clock)
+                404, f"model: {wanted.model!r} is not served here, only {served!r} is",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+        return wanted
 
-    def _stream(self, events: AsyncGenerator[bytes, None], generation: Generation) -> EventStream:
+    async def _answer_openai(
+        self,
+        request: Request,
+        wanted: OpenAIFields,
+        generations: Sequence[Generation],
+        kind: type[OpenAIAnswer],
+        id_prefix: str,
+    ) -> Response:
+        answer = kind(
+            generations,
+            id=wanted.request_id or f"{id_prefix}-{generations[0].id}",
+            model=self.intake.model.engine.info.model,
+            created=int(self.wall_clock()),
+            options=wanted.stream_options or StreamOptions(),
+            metrics_level=wanted.per_request_spec_decode_metrics or self.metrics_level,
+        )
+        for generation in generations:
+            generation.names = (answer.id,)
+        self.intake.submit_all(generations)
+        if wanted.stream:
+            return self._stream(_openai_events(answer), generations, answer.id)
+        return await self._whole(request, generations, lambda: _whole_openai(answer), answer.id)
+
+    def _stream(
+        self, events: AsyncGenerator[bytes, None], generations: Sequence[Generation], name: str
+    ) -> EventStream:
         return EventStream(
-            events, on_close=generation.close, write_timeout_seconds=self.write_timeout_seconds
+            events,
+            on_close=lambda: self.intake.close_all(generations),
+            write_timeout_seconds=self.write_timeout_seconds,
+            headers={REQUEST_ID_HEADER: name},
         )
 
     async def _whole(
-        self, request: Request, generations: list[Generation], answer: Callable[[], Response]
+        self, request: Request, generations: Sequence[Generation], answer: Callable[[], Response], name: str
     ) -> Response:
         """Wait for every generation, then answer; all are aborted when the client leaves."""
 
@@ -153,66 +156,47 @@ class GenerationRoutes:
             log.info("client left before its answer was complete")
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         finally:
-            for generation in generations:
-                generation.close()
-        return answer()
+            self.intake.close_all(generations)
+        response = answer()
+        response.headers[REQUEST_ID_HEADER] = name
+        return response
 
 
-async def _encode(work: Callable[[], list[int]], characters: int, param: str) -> list[int]:
-    try:
-        return work() if characters <= INLINE_CHARACTERS else await asyncio.to_thread(work)
-    except TokenizationError as error:
-        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
+def _whole_openai(answer: OpenAIAnswer) -> JSONResponse:
+    for generation in answer.generations:
+        failure = failure_of(generation)
+        if failure is not None:
+            return failure.response()
+    return JSONResponse(answer.whole())
 
 
-def _submit_all(generations: list[Generation]) -> None:
-    """Submit all or none: a batch that does not fit the queue is taken back."""
-    try:
-        for generation in generations:
-            generation.submit()
-    except ApiError:
-        for generation in generations:
-            generation.close()
-        raise
-
-
-def _failure(finish: Piece) -> ApiError | None:
-    """Return the error that a request's end amounts to, None for an ordinary end."""
-    if finish.finish_reason == "error":
-        return ApiError(500, finish.error or "the generation failed", code="generation_failed")
-    if finish.finish_reason == "abort":
-        return ApiError(503, "the server is stopping; the answer ends early", code="aborted")
-    return None
-
-
-def _checked_chat(generation: Generation, answer: chat.ChatAnswer) -> dict[str, object]:
-    failure = _failure(generation.finish) if generation.finish else None
-    if failure is not None:
-        raise failure
-    return answer.whole()
-
-
-async def _chat_events(generation: Generation, answer: chat.ChatAnswer) -> AsyncGenerator[bytes, None]:
-    opened = False
-    async with aclosing(generation.pieces()) as pieces:
-        async for piece in pieces:
-            if not opened:
-                yield event(answer.opening())
-                opened = True
+async def _openai_events(answer: OpenAIAnswer) -> AsyncGenerator[bytes, None]:
+    opened: set[int] = set()
+    async with aclosing(merged(answer.generations)) as pieces:
+        async for index, piece in pieces:
+            opening = None if index in opened else answer.opening(index)
+            opened.add(index)
+            if opening is not None:
+                yield event(opening)
             if piece.text:
-                yield event(answer.piece(piece.text))
+                yield event(answer.piece(index, piece.text))
             if piece.finish_reason is None:
                 continue
-            failure = _failure(piece)
-            yield event(failure.body() if failure else answer.closing(piece.finish_reason))
-            trailing = answer.trailing_usage()
-            if trailing is not None and failure is None:
-                yield event(trailing)
+            failure = failure_of(answer.generations[index])
+            if failure is not None:
+                yield event(failure.body())
+                yield DONE
+                return
+            yield event(answer.closing(index, piece))
+    trailing = answer.trailing()
+    if trailing is not None:
+        yield event(trailing)
     yield DONE
 
 
-async def _generate_events(generation: Generation, rid: str | None) -> AsyncGenerator[bytes, None]:
-    async with aclosing(generation.pieces()) as pieces:
-        async for _ in pieces:
-            yield event(generate.answer(generation, rid))
+async def _generate_events(generations: Sequence[Generation], is_batch: bool) -> AsyncGenerator[bytes, None]:
+    async with aclosing(merged(generations)) as pieces:
+        async for index, _ in pieces:
+            answer = generate.answer(generations[index])
+            yield event({**answer, "index": index} if is_batch else answer)
     yield DONE

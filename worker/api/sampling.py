@@ -7,7 +7,7 @@ name, never ignored; unknown fields are tolerated, because clients send many har
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from worker.api.errors import ApiError
 from worker.request import SamplingParams
@@ -15,7 +15,30 @@ from worker.request import SamplingParams
 GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: dividing logits by it would overflow."""
 
+MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
+MAX_TIMEOUT_SECONDS = 24 * 3600.0
+
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+def _as_list(value: Any) -> Any:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) or value is None:
+        return value
+    raise ValueError("must be a string or a list of strings")
+
+
+_STOP_STRING = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+StopField = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]] | None,
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(_as_list),
+    WithJsonSchema(
+        {"anyOf": [_STOP_STRING, {"type": "array", "items": _STOP_STRING, "maxItems": MAX_STOPS}, {"type": "null"}]}
+    ),
+]  # fmt: skip
+"""One string or several; an empty list is the same as none."""
 
 
 class RequestBody(BaseModel):
@@ -33,9 +56,22 @@ class SamplingFields(RequestBody):
     """-1 and 0 keep all."""
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     ignore_eos: bool | None = None
+    stop: StopField = None
+    """The answer ends before the first of these strings (by where it begins, then the longer one)."""
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
+    num_steps: Annotated[int, Field(ge=0, le=64)] | None = None
+    """The request's own cap on drafts per round. Its text does not depend on it."""
+    speculation: bool | None = None
+    """false decodes plainly, the same as `num_steps: 0`."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SECONDS, allow_inf_nan=False)] | None = None
+    """The request is ended this long after its arrival, wherever it is."""
 
-    def sampling_params(self, *, max_tokens: int, seed: int | None) -> SamplingParams:
+    @property
+    def max_num_steps(self) -> int | None:
+        """The lower of the two caps, None for no cap."""
+        return 0 if self.speculation is False else self.num_steps
+
+    def sampling_params(self, *, max_tokens: int, min_tokens: int, seed: int | None) -> SamplingParams:
         """Return what the engine needs; absent fields get the defaults documented there."""
         temperature = 1.0 if self.temperature is None else self.temperature
         return SamplingParams(
@@ -48,8 +84,13 @@ class SamplingFields(RequestBody):
             seed=None if seed is None else seed & (2**63 - 1),
             ignore_eos=bool(self.ignore_eos),
             stop_token_ids=frozenset(self.stop_token_ids or ()),
+            min_tokens=min(min_tokens, max_tokens),
+            max_num_steps=self.max_num_steps,
         )
 
+
+RequestId = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
+"""Printable ASCII without spaces: it goes into a header and a path."""
 
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
@@ -65,11 +106,8 @@ def is_falsy(value: Any) -> bool:
 
 
 UNSUPPORTED_SAMPLING: Mapping[str, Callable[[Any], bool]] = {
-    "stop": is_falsy,
     "stop_regex": is_falsy,
     "n": is_number(1),
-    "min_tokens": is_number(0),
-    "min_new_tokens": is_number(0),
     "presence_penalty": is_number(0),
     "frequency_penalty": is_number(0),
     "repetition_penalty": is_number(1),

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -65,13 +65,14 @@ class EventStream(Response):
         *,
         on_close: Callable[[], None],
         write_timeout_seconds: float,
+        headers: Mapping[str, str],
     ) -> None:
         self._events = events
         self._on_close = on_close
         self._write_timeout_seconds = write_timeout_seconds
         self.status_code = 200
         self.background = None
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end, the client leaves, or a write takes too long."""

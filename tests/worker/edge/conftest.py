@@ -175,7 +175,8 @@ def scripted(engine: EngineThread) -> ScriptedEngine:
 @pytest.fixture
 def scripted_app(scripted: ScriptedEngine, tokenizer: Tokenizer, config: WorkerConfig) -> FastAPI:
     model = ServedModel(scripted, tokenizer)
-    return create_app(model, config, registry=CollectorRegistry(), write_timeout_seconds=0.2)
+    impatient = config.server.model_copy(update={"write_timeout_seconds": 0.2})
+    return create_app(model, config.model_copy(update={"server": impatient}), registry=CollectorRegistry())
 
 
 @pytest.fixture

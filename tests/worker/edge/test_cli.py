@@ -174,6 +174,12 @@ def test_config_check_prints_what_is_used(
         ("[engine]\nmax_num_batched_tokens = 10\n", "engine.max_num_batched_tokens: "),
         ("[server]\ncontrol_host = '0.0.0.0'\n", "server.control_host: "), ("x = [", "--config: "),
         ("[server]\ncontrol_token_file = '/does/not/exist'\n", "server.control_token_file: "),
+        ("[server]\napi_key_file = '/does/not/exist'\n", "server.api_key_file: "),
+        ("[server]\ncontrol_read_token = 'r'\n", "server.control_read_token_file: "),
+        ("[server]\nshutdown_grace_seconds = -1\n", "server.shutdown_grace_seconds: "),
+        ("[server]\nshutdown_grace_seconds = inf\n", "server.shutdown_grace_seconds: "),
+        ("[server]\nper_request_spec_decode_metrics = 'all'\n", "server.per_request_spec_decode_metrics: "),
+        ("[log]\nformat = 'xml'\n", "log.format: "),
     ],
 )  # fmt: skip
 def test_bad_configuration_is_2_and_names_the_field(

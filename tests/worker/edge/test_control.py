@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from worker.access import AccessError, read_control_tokens
 from worker.api.served import ServedModel
 from worker.config import ServerConfig, WorkerConfig
-from worker.control import ControlError, create_control_app, read_control_token
+from worker.control import create_control_app
 from worker.engine_thread import EngineThread
 from worker.protocol import PlanStatus, SpecInfo, SpecStats
 
@@ -176,19 +177,19 @@ def test_the_token_is_asked_for_before_anything_else(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_no_token(host: str) -> None:
-    assert read_control_token(ServerConfig(control_host=host)) is None
+    assert read_control_tokens(ServerConfig(control_host=host)).change is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "worker", ""])
 def test_beyond_loopback_a_token_or_a_word_is_needed(host: str) -> None:
-    with pytest.raises(ControlError, match="server.control_host"):
-        read_control_token(ServerConfig(control_host=host))
-    assert read_control_token(ServerConfig(control_host=host, allow_open_control=True)) is None
+    with pytest.raises(AccessError, match="server.control_host"):
+        read_control_tokens(ServerConfig(control_host=host))
+    assert read_control_tokens(ServerConfig(control_host=host, allow_open_control=True)).change is None
 
 
 def test_a_token_file_that_is_missing_or_empty_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ControlError, match="server.control_token_file"):
-        read_control_token(ServerConfig(control_token_file=tmp_path / "missing"))
+    with pytest.raises(AccessError, match="server.control_token_file"):
+        read_control_tokens(ServerConfig(control_token_file=tmp_path / "missing"))
     (tmp_path / "empty").write_text(" \n")
-    with pytest.raises(ControlError, match="empty"):
-        read_control_token(ServerConfig(control_token_file=tmp_path / "empty"))
+    with pytest.raises(AccessError, match="empty"):
+        read_control_tokens(ServerConfig(control_token_file=tmp_path / "empty"))

@@ -121,7 +121,8 @@ def test_the_frameworks_errors_have_openais_shape(
 def test_bodies_above_the_limit_are_413_announced_or_not(
     model: ServedModel, config: WorkerConfig, registry: CollectorRegistry
 ) -> None:
-    app = create_app(model, config, registry=registry, max_body_bytes=1000)
+    server = config.server.model_copy(update={"max_body_bytes": 1000})
+    app = create_app(model, config.model_copy(update={"server": server}), registry=registry)
     with TestClient(app) as client:
         body = json.dumps({"text": "x" * 2000}).encode()
         for content in (body, iter([body[:500], body[500:]])):

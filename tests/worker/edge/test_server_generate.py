@@ -103,14 +103,14 @@ def test_stop_token_is_in_the_ids_but_not_in_the_text(client: TestClient, tokeni
         ({"input_ids": [True]}, "input_ids"), ({"input_ids": [1.0]}, "input_ids"), ({"input_ids": [-1]}, "input_ids"),
         ({"input_ids": [258]}, "input_ids"), ({"input_ids": [10**30]}, "input_ids"), ({"input_ids": "1"}, "input_ids"),
         ({"input_ids": [1] * 512}, "input_ids"), ({"text": "x" * 512}, "text"), ({"text": ["a"] * 13}, "text"),
-        ({"text": ["a", "b"], "stream": True}, "stream"), ({"text": "a", "return_logprob": True}, "return_logprob"),
-        ({"text": "a", "sampling_params": {"stop": "x"}}, "sampling_params.stop"),
+        ({"text": "a", "return_logprob": True}, "return_logprob"),
+        ({"text": "a", "sampling_params": {"stop": ""}}, "sampling_params.stop.0"),
         ({"text": "a", "sampling_params": {"n": 2}}, "sampling_params.n"),
-        ({"text": "a", "sampling_params": {"min_new_tokens": 2}}, "sampling_params.min_new_tokens"),
+        ({"text": "a", "sampling_params": {"min_new_tokens": -2}}, "sampling_params.min_new_tokens"),
         ({"text": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params.temperature"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
         ({"text": "a", "sampling_params": {"sampling_seed": True}}, "sampling_params.sampling_seed"),
-        ({"text": "a", "sampling_params": []}, "sampling_params"), ({"text": "a", "rid": 5}, "rid"),
+        ({"text": "a", "sampling_params": []}, "sampling_params"), ({"text": "a", "rid": 5}, "rid"), ({"text": "a", "rid": ""}, "rid"), ({"text": "a", "rid": "a b"}, "rid"),
     ],
 )  # fmt: skip
 def test_bad_requests_are_400_and_name_the_field(client: TestClient, body: Any, param: str) -> None:
