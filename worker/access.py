@@ -133,14 +133,18 @@ class BearerAccess:
         scheme, _, rest = header.partition(b" ")
         presented = rest.strip()
         if scheme.lower() != b"bearer" or not presented:
-            refusal = self._refuse(401, "a bearer token is needed")
-            refusal.headers["WWW-Authenticate"] = "Bearer"
-            return refusal
+            return self._refusal(401, "a bearer token is needed")
         # Every token is compared, whatever the ones before said: how long it takes tells nothing.
         all_matches = [hmac.compare_digest(presented, token) for token in self._tokens]
         read_matches = [hmac.compare_digest(presented, token) for token in self._read_tokens]
         if any(all_matches) or (any(read_matches) and scope["method"] in READING_METHODS):
             return None
         if any(read_matches):
-            return self._refuse(403, "this bearer token may only read")
-        return self._refuse(self._unknown_status, "the bearer token is wrong")
+            return self._refusal(403, "this bearer token may only read")
+        return self._refusal(self._unknown_status, "the bearer token is wrong")
+
+    def _refusal(self, status: int, message: str) -> Response:
+        refusal = self._refuse(status, message)
+        if status == 401:
+            refusal.headers["WWW-Authenticate"] = "Bearer"
+        return refusal

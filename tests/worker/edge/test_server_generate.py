@@ -110,7 +110,8 @@ def test_stop_token_is_in_the_ids_but_not_in_the_text(client: TestClient, tokeni
         ({"text": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params.temperature"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
         ({"text": "a", "sampling_params": {"sampling_seed": True}}, "sampling_params.sampling_seed"),
-        ({"text": "a", "sampling_params": []}, "sampling_params"), ({"text": "a", "rid": 5}, "rid"), ({"text": "a", "rid": ""}, "rid"), ({"text": "a", "rid": "a b"}, "rid"),
+        ({"text": "a", "sampling_params": []}, "sampling_params"), ({"text": "a", "rid": 5}, "rid"),
+        ({"text": "a", "rid": ""}, "rid"), ({"text": "a", "rid": "a b"}, "rid"),
     ],
 )  # fmt: skip
 def test_bad_requests_are_400_and_name_the_field(client: TestClient, body: Any, param: str) -> None:
