@@ -82,9 +82,10 @@ class Guards:
         return proposals
 
     def changed(self, slot: int, now: float) -> None:
-        """Note that the depth of a slot was changed."""
+        """Note that the depth of a slot was changed. Changes at the same time are one plan, and count as one."""
         self._last_change[slot] = now
-        self._recent.append(now)
+        if not self._recent or self._recent[-1] != now:
+            self._recent.append(now)
 
     def _refusal(self, proposal: Proposal, now: float, age_seconds: float) -> tuple[str, str] | None:
         limits = self._limits

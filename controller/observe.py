@@ -104,4 +104,8 @@ def _difference(old: StatsBucket | None, new: StatsBucket) -> CellDelta:
         emitted_tokens=since("emitted_tokens"),
         timed_rounds=since("timed_rounds"),
         round_seconds=new.round_seconds - (old.round_seconds if old else 0.0),
+        round_seconds_squared=max(
+            0.0, new.round_seconds_squared - (old.round_seconds_squared if old else 0.0)
+        ),
+        proposed=positions("proposed"),
     )

@@ -6,7 +6,7 @@ range of batch sizes that shares one depth; it is named by its upper edge `max_b
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Mode = Literal["active", "advisory", "frozen", "released"]
 MODES: tuple[Mode, ...] = ("active", "advisory", "frozen", "released")
@@ -51,6 +51,10 @@ class CellDelta:
     emitted_tokens: int
     timed_rounds: int
     round_seconds: float
+    """Of the timed rounds (those that shared no step with a prefill)."""
+    round_seconds_squared: float = 0.0
+    proposed: tuple[int, ...] = ()
+    """Empty: every draft that could be was proposed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +128,82 @@ class SlotEstimate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hazard:
+    """P(draft correct | drafts before it correct) at one position, and how sure that is."""
+
+    probability: float
+    variance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceEstimate:
+    """What the text is like now, whatever the depth and batch size it was seen at."""
+
+    hazards: tuple[Hazard, ...]
+    """One per position up to the deepest tier; unseen positions follow from the ones before them."""
+    proposed: tuple[float, ...]
+    """Share of request-rounds in which the drafter has a draft for the position."""
+    rounds: float
+    request_rounds: float
+    """Rounds behind it, decayed."""
+    end_rate: float
+    """P(a token is its request's last): what comes after it in a round is lost."""
+    surprise: float
+    """How far the newest drafts are from what was expected, in standard deviations; above 0: more were correct."""
+    has_changed: bool
+    """A change was noticed in this window: older evidence was dropped."""
+
+    def expected_tokens(self, num_steps: int) -> float:
+        """E(k) = 1 + Σ survival: tokens of a request-round at a depth that are not lost behind an end."""
+        survival, expected = 1.0, 1.0
+        for hazard in self.hazards[:num_steps]:
+            survival *= hazard.probability * (1 - self.end_rate)
+            expected += survival
+        return expected
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierForecast:
+    """What a depth would bring in a slot."""
+
+    num_steps: int
+    tokens: float
+    """Expected tokens of a request-round."""
+    round_seconds: float
+    round_variance: float
+    """Variance of ln(round_seconds), but for what all tiers share."""
+    spread: float
+    """Standard deviation of ln(seconds) between single rounds."""
+    goodput: float
+    """Expected tokens per second of the whole batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotForecast:
+    """The tiers of one slot, at the batch size it has been having."""
+
+    batch_size: float
+    tiers: tuple[TierForecast, ...]
+    share: float
+    """The slot's share of the recent rounds."""
+
+    def tier(self, num_steps: int) -> TierForecast | None:
+        """Return the forecast of a depth; None if it is no candidate."""
+        return next((tier for tier in self.tiers if tier.num_steps == num_steps), None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """All slots of a worker, by rising edge."""
 
     slots: tuple[SlotEstimate, ...]
+    seconds: float = 0.0
+    """Monotonic time of the newest reading."""
+    span_seconds: float = 0.0
+    """Length of the window before it."""
+    acceptance: AcceptanceEstimate | None = None
+    forecasts: Mapping[int, SlotForecast] = field(default_factory=dict)
+    """By slot edge; empty before the first rounds."""
 
     @property
     def probe(self) -> ProbeEvidence | None:
@@ -174,7 +250,7 @@ class Verdict:
     is_allowed: bool = True
 
 
-Kind = Literal["depth", "probe", "guard", "mode", "pin", "worker", "plan"]
+Kind = Literal["depth", "probe", "guard", "mode", "pin", "rollback", "worker", "plan", "shadow"]
 Outcome = Literal["applied", "unconfirmed", "advisory", "held", "noted"]
 
 
@@ -199,6 +275,10 @@ class Decision:
     guard: str | None = None
     scores: tuple[TierScore, ...] = ()
     inputs: Mapping[str, float] = field(default_factory=dict)
+    observed: Mapping[str, Any] = field(default_factory=dict)
+    """Windowed counts behind a depth decision: length of the window, and its cells that belong to the slot."""
+    estimate: Mapping[str, Any] = field(default_factory=dict)
+    """What the evidence said about the slot (`SlotEstimate`, without the slot)."""
     policy: str = ""
     policy_version: str = ""
     code_version: str = ""

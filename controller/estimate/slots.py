@@ -1,28 +1,22 @@
-"""Estimate: from windows of counters to what each slot's evidence says.
+"""What was seen at each slot's own depth, since that depth was decided.
 
 One moving average per slot of the correct drafts per request-round, built from per-position counts with their
 own denominators, so that drafts cut short (budget, EOS) say nothing about what they did not reach. Only rounds
 that *executed* the depth decided for the slot count; an idle worker changes nothing here.
 
-Pure. Knows no thresholds and no clock. Estimators of hazards across depths and of round seconds belong beside
-`SlotEvidence`, fed from the same `CellDelta`s.
+Pure. Knows no thresholds and no clock.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.types import (
     CellDelta,
-    Depths,
-    Estimate,
-    Observation,
     ProbeEvidence,
     ProbeRequest,
     Slot,
     SlotEstimate,
     TierScore,
-    slot_edge,
 )
 
 MIN_WEIGHT = 0.5
@@ -194,28 +188,3 @@ class SlotEvidence:
             waited_rounds=self._probing.waited_rounds,
             mean_correct=found[0] if found else 0.0,
         )
-
-
-class Estimator:
-    """The evidence of one worker. Mutated only by the loop; restarted when the worker is."""
-
-    def __init__(self, slots: Sequence[Slot], depths: Depths, alpha: float) -> None:
-        self._edges = tuple(slot.max_batch_size for slot in slots)
-        self._evidence = {s.max_batch_size: SlotEvidence(s, depths[s.max_batch_size], alpha) for s in slots}
-
-    def follow(self, depths: Depths, probe: ProbeRequest | None) -> None:
-        """Tell what is in force from now on: the depth of every slot, and the probe in flight."""
-        for edge, evidence in self._evidence.items():
-            evidence.decide(depths[edge])
-            evidence.begin_probe(probe if probe is not None and probe.slot == edge else None)
-
-    def estimate(self, observation: Observation) -> Estimate:
-        """Take an observation in and return what is known."""
-        for cell in observation.cells:
-            own = slot_edge(self._edges, cell.max_batch_size)
-            for edge, evidence in self._evidence.items():
-                if edge == own:
-                    evidence.add(cell)
-                else:
-                    evidence.wait(cell.rounds)
-        return Estimate(slots=tuple(evidence.estimate() for evidence in self._evidence.values()))
