@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry
 
 from worker import build
+from worker.api.served import ServedModel
 from worker.build import build_engine, check_same_tokens
 from worker.config import WorkerConfig
 from worker.memory import MemoryTooSmall
@@ -19,6 +22,8 @@ from worker.models.attention import Segment
 from worker.models.config import ModelError, read_config
 from worker.models.loader import load_decoder, load_tokenizer, token_count
 from worker.models.store import MODELS_DIR_VARIABLE
+from worker.server import create_app
+from worker.tokenization import Tokenizer
 
 PROMPT = list(b"A pair of models, one text")
 NUM_TOKENS = 258
@@ -88,6 +93,28 @@ def test_unmasked_padding_would_win(tiny_model_dir: Callable[..., Path]) -> None
         torch.tensor(PROMPT), [Segment(0, 0, len(PROMPT))], decoder.new_kv_cache(1, 64), phase="prefill"
     )
     assert (decoder.logits(hidden).argmax(1) >= NUM_TOKENS).all()
+
+
+def test_an_id_in_the_padding_is_a_clients_mistake(
+    tiny_model_dir: Callable[..., Path], build_pair: Callable[..., Any]
+) -> None:
+    """The target has a row for it and the draft has none: neither may see it."""
+    target = tiny_model_dir(padding=8)
+    thread = build_pair(target, tiny_model_dir())
+    config = WorkerConfig(server={"port": 0, "control_port": 0})
+    app = create_app(ServedModel(thread, Tokenizer.load(target)), config, registry=CollectorRegistry())
+    thread.start()
+    try:
+        with TestClient(app) as client:
+            sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
+            for bad in (258, 265, 266, -1):
+                answer = client.post("/generate", json={"input_ids": [1, bad], "sampling_params": sampling})
+                assert answer.status_code == 400, answer.text
+                assert "input_ids" in answer.text
+            answer = client.post("/generate", json={"input_ids": [1, 257], "sampling_params": sampling})
+            assert answer.json()["meta_info"]["completion_tokens"] == 4
+    finally:
+        thread.shutdown(0)
 
 
 @pytest.mark.parametrize("narrow", ["target", "draft"])

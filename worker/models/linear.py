@@ -51,9 +51,8 @@ class CpuFloat32Linear:
         self.out_features, self.in_features = weight.shape
         self._weight = weight.contiguous()  # [out_features, in_features]
         kept_twice = _is_wide(self.out_features, self.in_features)
-        self._transposed = (
-            self._weight.t().contiguous() if kept_twice else None
-        )  # [in_features, out_features]
+        # [in_features, out_features]
+        self._transposed = self._weight.t().contiguous() if kept_twice else None
         self._bias = bias  # [out_features]
 
     def __call__(self, x: Tensor, phase: Phase) -> Tensor:
