@@ -6,14 +6,18 @@ second token may read only. Errors are problem+json. Decides nothing: plans go t
 
 import logging
 from http import HTTPStatus
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from worker.access import BearerAccess, read_control_tokens
+from worker.api import openapi30
 from worker.api.errors import BodyLimit, field_errors
 from worker.api.served import NotReady, ServedModel
 from worker.config import WorkerConfig
@@ -64,7 +68,51 @@ def create_control_app(model: ServedModel, config: WorkerConfig) -> FastAPI:
         """Take or renew a plan; it holds from the next round."""
         return model.engine.put_plan(plan)
 
+    _install_document(app, has_token=tokens.change is not None)
     return app
+
+
+def _install_document(app: FastAPI, *, has_token: bool) -> None:
+    """Describe the routes with the answers that they really give (the framework knows only half of them)."""
+    ref = {"$ref": "#/components/schemas/Problem"}
+    refusal = {"application/problem+json": {"schema": ref}}
+
+    def document() -> dict[str, Any]:
+        made = get_openapi(title=app.title, version=version("slipstream"), routes=app.routes)
+        for path in made["paths"].values():
+            for method, operation in path.items():
+                statuses = [500, 503, *([401, 403] if has_token else [])]
+                statuses += [400, 409, 413, 422] if method == "put" else []
+                for status in statuses:
+                    description = HTTPStatus(status).phrase
+                    operation["responses"][str(status)] = {"description": description, "content": refusal}
+                if has_token:
+                    operation["security"] = [{"token": []}]
+        schemas = made["components"]["schemas"]
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
+        schemas["Problem"] = PROBLEM_SCHEMA
+        if has_token:
+            made["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        return dict(openapi30.downgraded(made | {"openapi": openapi30.VERSION}))
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+PROBLEM_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "errors": {"type": "array", "items": {"type": "object"}},
+        "current": {"$ref": "#/components/schemas/PlanStatus"},
+        "candidate_steps": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["type", "title", "status", "detail"],
+}
+"""RFC 9457, with our members: `errors` of a 422, `current` of a 409, `candidate_steps` of an unknown tier."""
 
 
 def problem(
@@ -75,6 +123,13 @@ def problem(
     return JSONResponse(
         content | members, status_code=status, headers=headers, media_type="application/problem+json"
     )
+
+
+def _methods(app: FastAPI, request: Request) -> set[str]:
+    """Return every method that the request's path knows."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in found for method in route.methods or ()}
 
 
 def _install_problem_answers(app: FastAPI) -> None:
@@ -95,7 +150,10 @@ def _install_problem_answers(app: FastAPI) -> None:
 
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
         detail = f"{error.detail}: {request.method} {request.url.path}"
-        return problem(error.status_code, detail, headers=dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # a path with two methods is two routes, and each knows only its own
+            headers["Allow"] = ", ".join(sorted(_methods(app, request)))
+        return problem(error.status_code, detail, headers=headers)
 
     async def on_bug(request: Request, error: Exception) -> JSONResponse:
         log.error("unexpected error in %s %s", request.method, request.url.path)

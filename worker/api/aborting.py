@@ -5,10 +5,10 @@ An id is what the answer carries: `id` of the OpenAI APIs, `meta_info.id` of `/g
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Request
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from worker.api.errors import ApiError, from_validation, read_json_object
 from worker.api.live import LiveRequests
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class AbortBody(RequestBody):
     """Body of `POST /abort_request`."""
 
-    rid: str
+    rid: Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class AbortRoutes:
 
     async def abort(self, request_id: str) -> dict[str, Any]:
         """End the request of exactly this id; its own answer is a 499, or a stream's last event says so."""
+        if not request_id:
+            raise ApiError(400, "id: must not be empty", param="id", code="invalid_value")
         return self._abort(request_id, "id")
 
     async def native_abort(self, request: Request) -> dict[str, Any]:
@@ -44,8 +46,6 @@ class AbortRoutes:
         return self._abort(wanted.rid, "rid")
 
     def _abort(self, name: str, param: str) -> dict[str, Any]:
-        if not name:
-            raise ApiError(400, f"{param}: must not be empty", param=param, code="invalid_value")
         if not self.live.abort(name):
             raise ApiError(
                 404, f"{param}: no request with exactly this id is in flight", param=param, code="not_found"

@@ -76,7 +76,7 @@ class ChatMessage(RequestBody):
 class ChatRequest(OpenAIFields):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: PositiveInt | None = None
     """The newer name; it wins over `max_tokens`."""
 

@@ -146,4 +146,4 @@ def _finish_reason(generation: Generation) -> dict[str, Any] | None:
     if finish.finish_reason == "stop":
         return {"type": "stop", "matched": finish.matched_stop}
     failure = failure_of(generation)
-    return {"type": "abort", "message": failure.message if failure else ""}
+    return {"type": "abort", "message": failure.message if failure else finish.error}

@@ -186,7 +186,10 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int,
 
 
 def failure_of(generation: Generation) -> ApiError | None:
-    """Return the error that a generation's end amounts to, None for an ordinary end."""
+    """Return the error that a generation's end amounts to, None for an ordinary end.
+
+    An answer that its own deadline cut short is an answer; without a token it is an error.
+    """
     finish = generation.finish
     if finish is None or finish.finish_reason in ("stop", "length"):
         return None
@@ -195,6 +198,8 @@ def failure_of(generation: Generation) -> ApiError | None:
     if generation.was_aborted:
         return ApiError(CLIENT_CLOSED_REQUEST, "the request was aborted by its id", code="aborted")
     if finish.error:
+        if generation.output_ids:
+            return None
         # OpenAI's clients try a 408 again of themselves, unless they are told that it would be the same again.
         return ApiError(408, finish.error, code="timeout", headers={"x-should-retry": "false"})
     return ApiError(503, "the server is stopping; the answer ends early", code="stopping")

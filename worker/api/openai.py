@@ -140,15 +140,11 @@ class OpenAIAnswer(ABC):
         return chunk
 
     def _ending(self, index: int, finish: Piece | None) -> dict[str, Any]:
-        """Return why a choice ended; `stop_reason` is the stop that the client gave, null for any other end."""
-        matched = finish.matched_stop if finish else None
-        own = self.generations[index].request.params.stop_token_ids
-        is_own = isinstance(matched, str) or matched in own
-        return {
-            "logprobs": None,
-            "finish_reason": finish.finish_reason if finish else None,
-            "stop_reason": matched if is_own else None,
-        }
+        """Return why a choice ended; `stop_reason` is the client's own stop, or "timeout" beside "abort"."""
+        reason = finish.finish_reason if finish else None
+        stop: int | str | None = "timeout" if reason == "abort" else finish.matched_stop if finish else None
+        is_own = isinstance(stop, str) or stop in self.generations[index].request.params.stop_token_ids
+        return {"logprobs": None, "finish_reason": reason, "stop_reason": stop if is_own else None}
 
     def _metrics(self) -> dict[str, Any]:
         """Return the statistics where they were asked for; several prompts have none in common."""

@@ -30,6 +30,8 @@ from worker.config import MetricsLevel
 log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=OpenAIFields)
+TURN_CHARACTERS = 30
+"""About what a chat template adds to a turn: many empty turns are long, too."""
 REQUEST_ID_HEADER = "X-Request-Id"
 """On every answer of a generation: the id by which it can be aborted."""
 
@@ -49,7 +51,7 @@ class GenerationRoutes:
         messages = [message.for_template() for message in wanted.messages]
         limits = Limits(wanted.token_limit, wanted.min_tokens)
         tokenizer = self.intake.model.tokenizer
-        size = sum(len(message["content"]) for message in messages)
+        size = sum(len(message["content"]) + TURN_CHARACTERS for message in messages)
         ids = await self.intake.encode(lambda: tokenizer.encode_chat(messages), size, "messages")
         generation = self.intake.prepare(ids, wanted, limits, wanted.seed, param="messages")
         return await self._answer_openai(request, wanted, [generation], chat.ChatAnswer, "chatcmpl")

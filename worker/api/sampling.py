@@ -16,7 +16,7 @@ GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: dividing logits by it would overflow."""
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
-MAX_TIMEOUT_SECONDS = 24 * 3600.0
+MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 1.0, 24 * 3600.0
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -63,8 +63,10 @@ class SamplingFields(RequestBody):
     """The request's own cap on drafts per round. Its text does not depend on it."""
     speculation: bool | None = None
     """false decodes plainly, the same as `num_steps: 0`."""
-    timeout_seconds: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SECONDS, allow_inf_nan=False)] | None = None
-    """The request is ended this long after its arrival, wherever it is."""
+    timeout_seconds: (
+        Annotated[float, Field(ge=MIN_TIMEOUT_SECONDS, le=MAX_TIMEOUT_SECONDS, allow_inf_nan=False)] | None
+    ) = None
+    """The request is ended this long after its arrival, wherever it is; what it has said by then is the answer."""
 
     @property
     def max_num_steps(self) -> int | None:

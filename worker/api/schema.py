@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from worker.api import openapi30
 from worker.api import schema_answers as answers
 from worker.api.aborting import AbortBody
 from worker.api.chat import ChatRequest
@@ -50,7 +51,7 @@ def _json(name: str) -> dict[str, Any]:
 
 
 def _json_or_events(name: str) -> dict[str, Any]:
-    return _json(name) | {EVENTS: {"schema": {"type": "string"}}}
+    return _json(name) | {EVENTS: {"schema": {"$ref": REF + "Event"}}}
 
 
 _HEALTH = Operation("Whether it lives", _json("Status"), is_open=True)
@@ -102,12 +103,14 @@ def openapi_document(model: ServedModel, config: WorkerConfig, *, has_key: bool)
     if has_key:
         components["securitySchemes"] = {"apiKey": {"type": "http", "scheme": "bearer"}}
     document = {
-        "openapi": "3.1.0",
+        "openapi": openapi30.VERSION,
         "info": {"title": "Slipstream worker", "version": version("slipstream")},
         "paths": paths,
         "components": components,
     }
-    return _bounded(document, _Bounds.of(model, config)) if model.is_attached else document
+    if model.is_attached:
+        document = _bounded(document, _Bounds.of(model, config))
+    return dict(openapi30.downgraded(document))
 
 
 def _operation(method: str, path: str, operation: Operation, has_key: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ ERRORS = {
     400: "A field is wrong (`param` names it), or the body is no JSON",
     401: "The API key is missing or wrong",
     404: "There is no such model or request",
-    408: "The request took longer than its own timeout_seconds",
+    408: "The request's own timeout_seconds passed before its first token",
     409: "A request with this id is in flight",
     413: "The body is too large",
     429: "The queue is full; see Retry-After",
@@ -39,7 +39,7 @@ STRING = {"type": "string"}
 COUNT = {"type": "integer", "minimum": 0}
 SECONDS = {"type": "number", "minimum": 0}
 HISTOGRAM = _array(COUNT)
-FINISH = {"enum": ["stop", "length"]}
+FINISH = {"enum": ["stop", "length", "abort"]}
 STOP_REASON = {"anyOf": [STRING, COUNT, {"type": "null"}]}
 
 USAGE = _object(
@@ -121,6 +121,7 @@ SCHEMAS: dict[str, Any] = {
             )
         }
     ),
+    "Event": _object({"data": STRING}),  # a chunk as JSON, or [DONE]
     "Status": _object({"status": STRING}, detail=STRING),
     "ChatCompletion": _completion(
         "chat.completion",

@@ -156,23 +156,42 @@ def test_a_stream_says_how_it_ended(http: httpx.Client) -> None:
     assert last[1] == "data: [DONE]"
 
 
+TIMED_OUT = TokenChunk((), "abort", error="timeout: longer than 1.5 s")
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_deadline_ends_a_request_and_no_other(
-    http: httpx.Client, engine: EngineThread, wait_until: WaitUntil, stream: bool
+def test_a_deadline_before_the_first_token_is_an_error(
+    scripted_client: TestClient, scripted: Any, stream: bool
 ) -> None:
-    body = {"prompt": "abc", "max_tokens": 500, "temperature": 0, "ignore_eos": True}
-    other = Asking(http, "/v1/completions", body)
-    hurried = http.post("/v1/completions", json=body | {"timeout_seconds": 0.001, "stream": stream})
+    scripted.script = [TIMED_OUT]
+    body = {"prompt": "abc", "timeout_seconds": 1.5, "stream": stream}
+    answer = scripted_client.post("/v1/completions", json=body)
+    assert scripted.submitted[-1].timeout_seconds == 1.5
     if stream:
-        error = json.loads(hurried.text.split("\n\n")[-3].removeprefix("data: "))["error"]
+        error = json.loads(answer.text.split("\n\n")[-3].removeprefix("data: "))["error"]
     else:
-        assert hurried.status_code == 408
-        assert hurried.headers["x-should-retry"] == "false"
-        error = hurried.json()["error"]
+        assert answer.status_code == 408
+        assert answer.headers["x-should-retry"] == "false"
+        error = answer.json()["error"]
     assert (error["code"], error["type"]) == ("timeout", "timeout_error")
-    assert "0.001 s" in error["message"]
-    other.join()
-    assert other.answer.json()["usage"]["completion_tokens"] == 500
-    wait_until(lambda: engine.stats().queue.kv_tokens_free == engine.stats().queue.kv_tokens_total)
-    native = http.post("/generate", json={"text": "abc", "timeout_seconds": 0.001, "sampling_params": LONG})
-    assert native.json()["meta_info"]["finish_reason"]["type"] == "abort"
+    assert error["message"] == "timeout: longer than 1.5 s"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_said_before_a_deadline_is_the_answer(
+    scripted_client: TestClient, scripted: Any, stream: bool
+) -> None:
+    scripted.script = [TokenChunk((72, 105)), TIMED_OUT]
+    body = {"prompt": "abc", "timeout_seconds": 2, "stream": stream}
+    answer = scripted_client.post("/v1/completions", json=body)
+    assert answer.status_code == 200
+    if stream:
+        chunks = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n")[:-2]]
+        choices = [chunk["choices"][0] for chunk in chunks]
+        choice = {**choices[-1], "text": "".join(choice["text"] for choice in choices)}
+    else:
+        choice = answer.json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("Hi", "abort", "timeout")
+    native = scripted_client.post("/generate", json={"text": "abc", "timeout_seconds": 2}).json()
+    assert native["meta_info"]["finish_reason"] == {"type": "abort", "message": "timeout: longer than 1.5 s"}
+    assert scripted.submitted[-1].timeout_seconds == 2

@@ -133,6 +133,11 @@ def test_the_frameworks_errors_are_problems(control: TestClient, method: str, pa
     assert answer.json()["status"] == status
 
 
+def test_a_405_names_every_method(control: TestClient) -> None:
+    assert control.post("/v1/spec/plan").headers["allow"] == "GET, PUT"
+    assert control.put("/v1/spec/info").headers["allow"] == "GET"
+
+
 def test_while_loading_it_is_503(config: WorkerConfig) -> None:
     with TestClient(create_control_app(ServedModel(), config)) as client:
         assert client.get("/v1/spec/info").status_code == 503

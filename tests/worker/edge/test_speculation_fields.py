@@ -148,7 +148,7 @@ def test_rounds_without_a_draft_are_no_steps() -> None:
     ("field", "value"),
     [
         ("num_steps", -1), ("num_steps", 65), ("num_steps", True), ("num_steps", 1.0), ("num_steps", "1"),
-        ("speculation", 0), ("speculation", "no"), ("timeout_seconds", 0), ("timeout_seconds", -1),
+        ("speculation", 0), ("speculation", "no"), ("timeout_seconds", 0.9), ("timeout_seconds", -1),
         ("timeout_seconds", 86401), ("timeout_seconds", "5"), ("timeout_seconds", True),
     ],
 )  # fmt: skip
