@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from worker.config import SpecConfig, WorkerConfig
-from worker.device import available_cores, choose_device, choose_dtype
+from worker.device import available_cores, choose_device, choose_precision
 from worker.engine import Engine
 from worker.engine_thread import EngineThread
 from worker.memory import Placed, available_bytes, check_budget, plan_memory
@@ -76,10 +76,12 @@ def _check_memory(config: WorkerConfig, directory: Path, device: torch.device) -
     if config.spec.drafter == "model":
         draft_config = read_config(model_directory(config.spec.draft_model_path or ""))
         draft = Placed(draft_config, slots, _draft_tokens(config))
+    precision = choose_precision(config.model.dtype, device)
     budget = plan_memory(
         Placed(read_config(directory), slots, engine.max_context_tokens),
         draft,
-        dtype=choose_dtype(config.model.dtype, device),
+        dtype=precision.dtype,
+        packed=precision.packed,
         device=device,
         verify_rows=slots * (deepest + 1),
         step_rows=engine.max_num_batched_tokens,
@@ -96,6 +98,11 @@ def _draft_tokens(config: WorkerConfig) -> int:
     return config.engine.max_context_tokens + config.spec.candidate_steps[-1] + 1
 
 
+def _load(config: WorkerConfig, directory: Path, device: torch.device) -> Decoder:
+    precision = choose_precision(config.model.dtype, device)
+    return load_decoder(directory, dtype=precision.dtype, device=device, packed=precision.packed)
+
+
 class _Parts(NamedTuple):
     """What is loaded once, whoever assembles an engine over it."""
 
@@ -106,7 +113,7 @@ class _Parts(NamedTuple):
 
 def _load_parts(config: WorkerConfig, directory: Path, tokenizer: Any, device: torch.device) -> _Parts:
     engine = config.engine
-    decoder = load_decoder(directory, dtype=choose_dtype(config.model.dtype, device), device=device)
+    decoder = _load(config, directory, device)
     limit = decoder.config.max_position_embeddings
     if engine.max_context_tokens > limit:
         raise ValueError(
@@ -135,7 +142,7 @@ def _describe(config: WorkerConfig, directory: Path, parts: _Parts, device: torc
         drafter=spec.drafter,
         topk=spec.topk,
         device=_device_name(device),
-        dtype=str(parts.runner.decoder.dtype).removeprefix("torch."),
+        dtype=choose_precision(config.model.dtype, device).name,
         candidate_steps=spec.candidate_steps,
         fallback_num_steps=spec.num_steps,
         fast_path=parts.drafter.fast_path if parts.drafter else "not applicable",
@@ -239,7 +246,7 @@ def _build_model_drafter(
 ) -> ModelDrafter:
     directory = model_directory(spec.draft_model_path or "")
     check_same_tokens(tokenizer, load_tokenizer(directory), directory)
-    decoder = load_decoder(directory, dtype=choose_dtype(config.model.dtype, device), device=device)
+    decoder = _load(config, directory, device)
     _check_width(decoder, tokenizer, directory)
     limit = decoder.config.max_position_embeddings
     if limit < config.engine.max_context_tokens:

@@ -5,10 +5,16 @@ Knows nothing about models.
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.bfloat16,
+}
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -25,11 +31,25 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype; `auto` is float32 on the CPU and bfloat16 on a GPU."""
+class Precision(NamedTuple):
+    """How numbers are kept: `name` as configured, the dtype of caches and attention, and whether weights are packed."""
+
+    name: str
+    dtype: torch.dtype
+    packed: bool
+
+
+def choose_precision(name: str, device: torch.device) -> Precision:
+    """Return the precision; `auto` is float32 on the CPU and bfloat16 on a GPU.
+
+    Raises:
+        ValueError: int8 on a GPU: the packed kernels are the CPU's.
+    """
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return _DTYPES[name]
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    if name == "int8" and device.type != "cpu":
+        raise ValueError("model.dtype int8 runs on the CPU only (use bfloat16 or auto)")
+    return Precision(name, _DTYPES[name], packed=name == "int8")
 
 
 def available_cores(quota_file: Path = _CGROUP_QUOTA) -> int:

@@ -66,6 +66,7 @@ def plan_memory(
     device: torch.device,
     verify_rows: int,
     step_rows: int,
+    packed: bool = False,
 ) -> MemoryBudget:
     """Work out what will be taken.
 
@@ -76,11 +77,12 @@ def plan_memory(
         device: where they go.
         verify_rows: rows with logits in the largest round.
         step_rows: rows of the largest step.
+        packed: whether weights are packed to int8.
     """
     return MemoryBudget(
-        target_weights=decoder_bytes(target.config, dtype, device),
+        target_weights=decoder_bytes(target.config, dtype, device, packed=packed),
         target_kv=_kv_bytes(target, dtype),
-        draft_weights=decoder_bytes(draft.config, dtype, device) if draft else 0,
+        draft_weights=decoder_bytes(draft.config, dtype, device, packed=packed) if draft else 0,
         draft_kv=_kv_bytes(draft, dtype) if draft else 0,
         working=_working_bytes(target.config, dtype, verify_rows, step_rows),
     )

@@ -49,9 +49,13 @@ class DecoderWeights:
 class Decoder:
     """A loaded model; used by one thread. Its weights never change."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, dtype: torch.dtype) -> None:
+        """Take weights as they are placed; `dtype` is that of caches and attention.
+
+        Embedding and norms may be of a wider dtype: then the sum of the layers' outputs is kept in it.
+        """
         self.config = config
-        self.dtype = weights.embedding.dtype
+        self.dtype = dtype
         self.device = weights.embedding.device
         self._weights = weights
         self._rotary = RotaryTable(config.rope, config.head_dim, self.dtype, self.device)

@@ -15,41 +15,49 @@ from torch import Tensor
 from worker.models.config import DecoderConfig, ModelError, read_config
 from worker.models.decoder import Decoder, DecoderLayer, DecoderWeights
 from worker.models.linear import Linear, linear_bytes, make_linear
+from worker.models.packed import Int8Head, Int8Linear, packed_bytes
 
 VERBATIM_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names of transformers' tokenizer that adds nothing to `tokenizer.json`, before and since 5."""
 
 
-def load_decoder(path: Path, *, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_decoder(path: Path, *, dtype: torch.dtype, device: torch.device, packed: bool = False) -> Decoder:
     """Load a model directory.
 
     Args:
         path: directory with `config.json` and `model.safetensors` or `model.safetensors.index.json`.
         dtype: float64, float32 or bfloat16; weights are converted to it.
         device: where weights, caches and forwards live.
+        packed: pack projections to int8 (CPU, dtype bfloat16); the sum of the layers' outputs is kept in float32.
 
     Raises:
         ModelError: the directory, a config field or a tensor is missing, unsupported or of the wrong size.
     """
     config = read_config(path)
     with torch.no_grad():
-        return Decoder(config, _Checkpoint(path, config, dtype, device).weights())
+        return Decoder(config, _Checkpoint(path, config, dtype, device, packed).weights(), dtype)
 
 
-def decoder_bytes(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> int:
+def decoder_bytes(
+    config: DecoderConfig, dtype: torch.dtype, device: torch.device, *, packed: bool = False
+) -> int:
     """Return what the weights of `load_decoder` will take in memory."""
+    wide = torch.float32.itemsize if packed else dtype.itemsize
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def linear(out_features: int, in_features: int, bias: bool) -> int:
+        if packed:
+            return packed_bytes(out_features, in_features, bias=bias)
         return linear_bytes(out_features, in_features, bias=bias, dtype=dtype, device=device)
 
     layer = linear(queries + 2 * keys, hidden, config.qkv_bias) + linear(hidden, queries, config.output_bias)
     layer += linear(2 * inner, hidden, config.mlp_bias) + linear(hidden, inner, config.mlp_bias)
-    norms = 2 * hidden + (queries + keys if config.qk_norm else 0)
-    embedding = config.vocab_size * hidden * dtype.itemsize
-    head = linear(config.vocab_size, hidden, False) - (embedding if config.tie_word_embeddings else 0)
-    return embedding + head + config.num_layers * (layer + norms * dtype.itemsize) + hidden * dtype.itemsize
+    norms = 2 * hidden * wide + (queries + keys if config.qk_norm else 0) * dtype.itemsize
+    embedding = config.vocab_size * hidden * wide
+    is_shared = config.tie_word_embeddings and not packed
+    head = linear(config.vocab_size, hidden, False) - (embedding if is_shared else 0)
+    return embedding + head + config.num_layers * (layer + norms) + hidden * wide
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -88,10 +96,14 @@ def _is_verbatim(path: Path) -> bool:
 class _Checkpoint:
     """The tensors of one directory, read one by one, checked, placed."""
 
-    def __init__(self, path: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, path: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device, packed: bool
+    ) -> None:
         self._path = path
         self._config = config
         self._dtype = dtype
+        self._wide = torch.float32 if packed else dtype
+        self._packed = packed
         self._device = device
         self._files = _tensor_files(path)  # tensor name -> file
         self._open: dict[Path, Any] = {}
@@ -103,7 +115,13 @@ class _Checkpoint:
             self._files.pop("lm_head.weight", None)  # some writers store the embedding twice
         embedding = self._placed("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         if config.tie_word_embeddings:
-            head = make_linear(embedding, None, self._dtype, self._device)
+            head = (
+                Int8Head(embedding)
+                if self._packed
+                else make_linear(embedding, None, self._dtype, self._device)
+            )
+        elif self._packed:
+            head = Int8Head(self._read("lm_head.weight", config.vocab_size, config.hidden_size))
         else:
             head = self._fused(["lm_head"], [config.vocab_size], config.hidden_size, bias=False)
         weights = DecoderWeights(
@@ -140,8 +158,8 @@ class _Checkpoint:
     def _head_norm(self, attention: str) -> Tensor:  # [num_heads + num_kv_heads, head_dim]
         """Lay the norms of query and key heads out like the heads, so that one multiplication does both."""
         config = self._config
-        query_norm = self._placed(f"{attention}q_norm.weight", config.head_dim)
-        key_norm = self._placed(f"{attention}k_norm.weight", config.head_dim)
+        query_norm = self._placed(f"{attention}q_norm.weight", config.head_dim).to(self._dtype)
+        key_norm = self._placed(f"{attention}k_norm.weight", config.head_dim).to(self._dtype)
         return torch.cat(
             (query_norm.expand(config.num_heads, -1), key_norm.expand(config.num_kv_heads, -1))
         ).contiguous()
@@ -153,10 +171,12 @@ class _Checkpoint:
         stacked_bias = (
             torch.cat([self._read(f"{name}.bias", width) for name, width in pairs]) if bias else None
         )
+        if self._packed:
+            return Int8Linear(weight, stacked_bias)
         return make_linear(weight, stacked_bias, self._dtype, self._device)
 
     def _placed(self, name: str, *shape: int) -> Tensor:
-        return self._read(name, *shape).to(self._device, self._dtype)
+        return self._read(name, *shape).to(self._device, self._wide)
 
     def _read(self, name: str, *shape: int) -> Tensor:
         file = self._files.pop(name, None)

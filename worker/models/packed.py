@@ -11,6 +11,8 @@ from torch import Tensor
 from worker.models.linear import Phase
 
 LEVELS = 127
+REFINED = 64
+"""Best tokens per row whose logits are computed anew in float32."""
 
 
 class Int8Linear:
@@ -23,16 +25,37 @@ class Int8Linear:
         self._bias = None if bias is None else bias.to(torch.bfloat16)  # [out_features]
 
     def __call__(self, x: Tensor, phase: Phase) -> Tensor:
-        """See `Linear`. `x` is bfloat16."""
-        y: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self._packed, self._scales)
+        """See `Linear`; the result is bfloat16 whatever x is."""
+        x = x.to(torch.bfloat16).contiguous()
+        y: Tensor = torch.ops.aten._weight_int8pack_mm(x, self._packed, self._scales)
         return y if self._bias is None else y + self._bias
+
+
+class Int8Head(Int8Linear):
+    """The output head. bfloat16 has 8 bits, so the best tokens would often tie: these get float32 logits.
+
+    Their products are summed row by row, apart from the other rows, so the result stays independent of them.
+    """
+
+    def __call__(self, x: Tensor, phase: Phase) -> Tensor:
+        """See `Linear`; the result is float32."""
+        logits = super().__call__(x, phase).float()  # [rows, vocab_size]
+        best = logits.topk(min(REFINED, self.out_features), dim=-1).indices  # [rows, REFINED]
+        weights = self._packed[best].float() * self._scales[best].float().unsqueeze(-1)
+        exact = (weights * x.float().unsqueeze(1)).sum(dim=-1)
+        return logits.scatter_(1, best, exact if self._bias is None else exact + self._bias[best])
 
 
 def pack_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return int8 levels and the bfloat16 scale of each row; levels are chosen for the scale as it is stored."""
     weight = weight.float()
     scales = (weight.abs().amax(dim=1) / LEVELS).to(torch.bfloat16)
-    # A scale rounded down would push the largest weight past the last level.
     steps = scales.float().clamp(min=torch.finfo(torch.bfloat16).tiny).unsqueeze(1)
+    # A scale that was rounded down would push the largest weight past the last level.
     levels = (weight / steps).round().clamp(-LEVELS, LEVELS).to(torch.int8)
     return levels.contiguous(), scales
+
+
+def packed_bytes(out_features: int, in_features: int, *, bias: bool) -> int:
+    """Return what an `Int8Linear` of these sizes takes."""
+    return out_features * (in_features + 2 + (2 if bias else 0))
