@@ -68,8 +68,49 @@ format: setup  ## Let ruff format and fix what it can
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
+SECRETS_DIR = $${SLIPSTREAM_SECRETS_DIR:-secrets}
+
+.PHONY: up
+up:  ## Containers: draw the tokens (secrets/), build, start worker, controller and Prometheus, wait until all are well
+	@docker/make-secrets.sh "$(SECRETS_DIR)"
+	docker compose up --build --detach --wait
+	@docker compose ps --format 'table {{.Service}}\t{{.Status}}\t{{.Ports}}'
+
+.PHONY: down
+down:  ## Stop and remove the containers; tokens, model, journal and metrics stay in secrets/ and the volumes
+	docker compose down
+
+.PHONY: check-compose
+check-compose:  ## Containers for real: build, start, use, kill -9 controller and worker, take down (needs a Docker engine)
+	@$(PYTHON) -m bench.compose
+
+# Tools for checks live in environments of their own: nothing of theirs reaches .venv.
+CHECK_API := build/check-api
+CLIENTS := build/clients
+$(CHECK_API)/bin/st:
+	$(PYTHON) -m venv $(CHECK_API)
+	$(CHECK_API)/bin/pip install --quiet 'schemathesis==4.32.5'
+
+$(CLIENTS)/openai/bin/python $(CLIENTS)/aiperf/bin/aiperf $(CLIENTS)/guidellm/bin/guidellm: $(CLIENTS)/%:
+	rm -rf $(CLIENTS)/$(firstword $(subst /, ,$*))
+	$(PYTHON) -m venv $(CLIENTS)/$(firstword $(subst /, ,$*))
+	$(CLIENTS)/$(firstword $(subst /, ,$*))/bin/pip install --quiet $(PINS_$(firstword $(subst /, ,$*)))
+
+PINS_openai := openai==3.57.0
+PINS_aiperf := aiperf==0.13.0
+# Beside guidellm an unpinned torch would be the CUDA build.
+PINS_guidellm := guidellm==0.8.1 torch==2.13.0
+
+.PHONY: check-api
+check-api: setup $(CHECK_API)/bin/st  ## Schemathesis against the worker's OpenAPI documents (MAX_EXAMPLES=25)
+	SCHEMATHESIS=$(CURDIR)/$(CHECK_API)/bin/st $(PY) -m pytest -q tests/api
+
+.PHONY: check-clients
+check-clients: setup model $(CLIENTS)/openai/bin/python $(CLIENTS)/aiperf/bin/aiperf $(CLIENTS)/guidellm/bin/guidellm  ## openai, AIPerf, GuideLLM and SGLang's load against a worker
+	$(PY) -m bench.clients --environments $(CLIENTS)
+
 .PHONY: check-compose-config
-check-compose-config:  ## Validate the compose files with `docker compose config`
+check-compose-config:  ## Validate the compose files with `docker compose config`; needs no engine
 	docker compose -f docker-compose.yml config -q
 	docker compose -f docker-compose.yml -f docker-compose.gpu.yml config -q
 	@echo "compose files are valid"

@@ -17,18 +17,19 @@ COPY controller ./controller
 RUN /opt/slipstream/bin/pip install -c constraints.txt .
 
 FROM python:${PYTHON_TAG}
-RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin slipstream \
-    && install -d -o slipstream -g slipstream /run/control
+RUN useradd --uid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin slipstream \
+    && install -d -o slipstream -g slipstream /data
 COPY --from=build /opt/slipstream /opt/slipstream
 ENV PATH=/opt/slipstream/bin:$PATH \
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
-WORKDIR /tmp
+# The root file system may be read-only: only /data (the journal) and /tmp are written to.
+WORKDIR /
 USER 10001
 EXPOSE 8200
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=5s --timeout=5s --start-period=30s --retries=3 \
+HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:8200/readyz', timeout=4)"]
 ENTRYPOINT ["spec-controller"]
 CMD ["run"]

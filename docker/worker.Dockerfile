@@ -23,24 +23,24 @@ COPY controller ./controller
 RUN /opt/slipstream/bin/pip install -c constraints.txt '.[worker]'
 
 FROM python:${PYTHON_TAG}
-RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin slipstream \
-    && install -d -o slipstream -g slipstream /models /run/control
+RUN useradd --uid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin slipstream \
+    && install -d -o slipstream -g slipstream /models /data
 COPY --from=build /opt/slipstream /opt/slipstream
 ENV PATH=/opt/slipstream/bin:$PATH \
-    HOME=/tmp \
+    HOME=/data \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PIP_NO_CACHE_DIR=1 \
     HF_HUB_OFFLINE=1 \
     SPEC_MODELS_DIR=/models
-# The root file system may be read-only: only /models and /tmp are written to.
-WORKDIR /tmp
+# The root file system may be read-only: only /models, /data (what is measured once per machine) and /tmp are
+# written to.
+WORKDIR /
 USER 10001
-VOLUME /models
 EXPOSE 8100 8101
 STOPSIGNAL SIGTERM
 # The first start fetches and converts the model, so the start period is long; ready ends it at once.
-HEALTHCHECK --interval=5s --timeout=5s --start-period=900s --retries=3 \
+HEALTHCHECK --interval=5s --timeout=5s --start-period=1800s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:8100/readyz', timeout=4)"]
 ENTRYPOINT ["spec-worker"]
 CMD ["run"]

@@ -1,5 +1,8 @@
-"""Deployment files keep their promises: loopback only, health checks, no GPU by default, a controller without torch."""
+"""Deployment files keep their promises: loopback only, health checks, private tokens, no GPU by default."""
 
+import importlib.util
+import json
+import os
 import re
 import shutil
 import stat
@@ -18,26 +21,45 @@ ROOT = Path(__file__).resolve().parents[1]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 GPU = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
 SERVICES = COMPOSE["services"]
+_spec = importlib.util.spec_from_file_location("hand_out_secrets", ROOT / "docker/hand_out_secrets.py")
+assert _spec and _spec.loader
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+hand_out, USER, WANTED = _module.hand_out, _module.USER, _module.WANTED
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 
 
-def test_every_published_port_is_on_loopback() -> None:
+def test_every_published_port_is_on_loopback_unless_told_otherwise() -> None:
     published = {name: service.get("ports", []) for name, service in SERVICES.items()}
     assert {name for name, ports in published.items() if ports} == {"worker", "controller", "prometheus"}
     for ports in published.values():
-        assert all(port.startswith("127.0.0.1:") for port in ports)
+        assert all(port.startswith("${SLIPSTREAM_BIND:-127.0.0.1}:") for port in ports)
     assert not any("ports" in service for service in GPU["services"].values())
 
 
 def test_the_control_port_is_not_published_and_needs_a_token() -> None:
     assert [port.rsplit(":", 1)[1] for port in SERVICES["worker"]["ports"]] == ["8100"]
-    token = SERVICES["worker"]["environment"]["SPEC_WORKER_SERVER__CONTROL_TOKEN_FILE"]
-    assert token == "/run/control/token"
-    for name in ("worker", "controller"):
-        assert "control-token:/run/control:ro" in SERVICES[name]["volumes"]
-        assert SERVICES[name]["depends_on"]["control-token"] == {
-            "condition": "service_completed_successfully"
-        }
+    worker = load_worker_config(ROOT / "configs/worker.compose.toml").server
+    controller = load_controller_config(ROOT / "configs/controller.compose.toml")
+    (listed,) = controller.workers
+    assert worker.control_token_file == listed.token_file == Path("/run/control/token")
+    assert worker.control_read_token_file == Path("/run/control/read_token")
+    assert controller.server.token_file == Path("/run/api/token")
+    assert controller.server.read_token_file == Path("/run/api/read_token")
+    assert not worker.allow_open_control and not controller.server.allow_open
+
+
+def test_each_service_gets_its_own_secrets_only() -> None:
+    mounts = {name: {v for v in service["volumes"] if "-secrets:" in v} for name, service in SERVICES.items()}
+    assert mounts.pop("secrets") == {"control-secrets:/run/control", "api-secrets:/run/api"}
+    assert mounts == {
+        "worker": {"control-secrets:/run/control:ro"},
+        "controller": {"control-secrets:/run/control:ro", "api-secrets:/run/api:ro"},
+        "prometheus": {"api-secrets:/run/api:ro"},
+    }
+    for name in mounts:
+        wanted = SERVICES[name]["depends_on"]
+        assert wanted == {"secrets": {"condition": "service_completed_successfully"}}, name
 
 
 def test_the_gpu_is_only_in_the_override() -> None:
@@ -53,7 +75,20 @@ def test_services_have_health_checks_and_come_back(name: str) -> None:
     check = SERVICES[name]["healthcheck"]
     assert check["test"][0] == "CMD" and "ready" in check["test"][-1]
     assert SERVICES[name]["restart"] == "unless-stopped"
-    assert int(check["start_period"].removesuffix("s")) >= (600 if name == "worker" else 20)
+    assert int(check["start_period"].removesuffix("s")) >= (1800 if name == "worker" else 60)
+
+
+@pytest.mark.parametrize("name", ["worker", "controller"])
+def test_images_and_services_ask_the_same_health_question(name: str) -> None:
+    check = SERVICES[name]["healthcheck"]
+    text = (ROOT / f"docker/{name}.Dockerfile").read_text()
+    (options, command) = re.findall(r"^HEALTHCHECK (.+) \\\n    CMD (.+)$", text, re.M)[0]
+    assert ["CMD", *json.loads(command)] == check["test"]
+    given = dict(re.findall(r"--([a-z-]+)=(\S+)", options))
+    assert given == {
+        "interval": check["interval"], "timeout": check["timeout"], "start-period": check["start_period"],
+        "retries": str(check["retries"]),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -61,6 +96,7 @@ def test_services_run_hardened(name: str) -> None:
     assert SERVICES[name]["read_only"] is True
     assert SERVICES[name]["cap_drop"] == ["ALL"]
     assert SERVICES[name]["security_opt"] == ["no-new-privileges:true"]
+    assert SERVICES[name]["logging"]["options"] == {"max-size": "10m", "max-file": "3"}
 
 
 def test_mounted_files_exist() -> None:
@@ -74,7 +110,8 @@ def test_mounted_files_exist() -> None:
 
 def test_prometheus_scrapes_the_services_on_their_configured_ports() -> None:
     config = yaml.safe_load((ROOT / "configs/prometheus/prometheus.yml").read_text())
-    targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    targets = {name: job["static_configs"][0]["targets"] for name, job in jobs.items()}
     worker = load_worker_config(ROOT / "configs/worker.compose.toml").server
     controller = load_controller_config(ROOT / "configs/controller.compose.toml")
     assert targets["worker"] == [f"worker:{worker.port}"] and worker.host == "0.0.0.0"
@@ -84,9 +121,8 @@ def test_prometheus_scrapes_the_services_on_their_configured_ports() -> None:
     )
     (listed,) = controller.workers
     assert listed.url == f"http://worker:{worker.control_port}"
-    assert (
-        str(listed.token_file) == SERVICES["worker"]["environment"]["SPEC_WORKER_SERVER__CONTROL_TOKEN_FILE"]
-    )
+    read_token = jobs["controller"]["authorization"]["credentials_file"]
+    assert read_token == str(controller.server.read_token_file)
 
 
 def test_environment_variables_name_real_fields(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,25 +130,83 @@ def test_environment_variables_name_real_fields(monkeypatch: pytest.MonkeyPatch)
         for name, value in service["environment"].items():
             if name.startswith("SPEC_WORKER_"):
                 monkeypatch.setenv(name, value)
-    config = load_worker_config(ROOT / "configs/worker.compose.toml")
-    assert config.model.device == "cuda"
-    assert config.server.control_token_file == Path("/run/control/token")
+    assert load_worker_config(ROOT / "configs/worker.compose.toml").model.device == "cuda"
 
 
-def test_the_token_is_drawn_once_and_private(tmp_path: Path) -> None:
-    *python, script = SERVICES["control-token"]["entrypoint"]
-    assert python == ["python", "-c"]
-    script = script.replace("/run/control", str(tmp_path))
+def test_what_is_written_lies_on_a_volume() -> None:
+    journal = load_controller_config(ROOT / "configs/controller.compose.toml").journal.path
+    assert Path(journal).parent == Path("/data")
+    assert "controller-data:/data" in SERVICES["controller"]["volumes"]
+    # The worker's image has HOME=/data, so that the default place of profiles is on the volume.
+    profiles = load_worker_config(ROOT / "configs/worker.compose.toml").engine.profile_dir
+    assert str(profiles).startswith("~/")
+    assert re.search(r"^    HOME=/data ", (ROOT / "docker/worker.Dockerfile").read_text(), re.M)
+    assert {"worker-data:/data", "models:/models"} <= set(SERVICES["worker"]["volumes"])
 
-    def draw() -> str:
-        subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-        return (tmp_path / "token").read_text()
 
-    first = draw()
-    assert re.fullmatch(r"[A-Za-z0-9_-]{32,}", first)
-    assert draw() == first
-    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == ["token"]
+def make_secrets(directory: Path) -> str:
+    command = [str(ROOT / "docker/make-secrets.sh"), str(directory)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_tokens_are_drawn_once_and_private(tmp_path: Path) -> None:
+    directory = tmp_path / "secrets"
+    make_secrets(directory)
+    drawn = {path.name: path.read_text() for path in directory.iterdir()}
+    assert set(drawn) == set(COMPOSE["secrets"])
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{43}\n", token) for token in drawn.values())
+    assert len(set(drawn.values())) == len(drawn)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
+    assert make_secrets(directory) == ""
+    assert {path.name: path.read_text() for path in directory.iterdir()} == drawn
+
+
+def test_a_deleted_token_is_drawn_anew_and_alone(tmp_path: Path) -> None:
+    make_secrets(tmp_path)
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    (tmp_path / "api_token").unlink()
+    assert make_secrets(tmp_path) == f"drew {tmp_path}/api_token\n"
+    now = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert {name for name in drawn if now[name] != drawn[name]} == {"api_token"}
+
+
+def test_secrets_are_handed_out_readable_by_their_user_alone(tmp_path: Path) -> None:
+    source, target = tmp_path / "secrets", tmp_path / "run"
+    make_secrets(source)
+    for place in ("control", "api"):
+        (target / place).mkdir(parents=True)
+    for _ in range(2):  # every `up` runs it again
+        hand_out(source, target, os.getuid())
+        modes = {
+            str(p.relative_to(target)): stat.S_IMODE(p.stat().st_mode)
+            for p in target.rglob("*")
+            if p.is_file()
+        }
+        # The read token is for Prometheus too, which shares the group.
+        assert modes == {
+            "control/token": 0o400, "control/read_token": 0o400, "api/token": 0o400, "api/read_token": 0o440,
+        }  # fmt: skip
+        assert (target / "api/token").read_text() == (source / "api_token").read_text()
+        (source / "api_token").write_text("a new one\n")
+    (source / "api_token").write_text(" \n")
+    with pytest.raises(ValueError, match="api_token is empty"):
+        hand_out(source, target, os.getuid())
+
+
+def test_the_one_shot_service_may_do_nothing_else() -> None:
+    service = SERVICES["secrets"]
+    assert service["network_mode"] == "none" and service["restart"] == "no"
+    assert service["cap_add"] == ["CHOWN", "DAC_OVERRIDE"]
+    assert set(service["secrets"]) == set(COMPOSE["secrets"]) == {name for name, _ in WANTED.values()}
+    for name, secret in COMPOSE["secrets"].items():
+        assert secret == {"file": f"${{SLIPSTREAM_SECRETS_DIR:-./secrets}}/{name}"}
+    assert "/secrets/" in (ROOT / ".gitignore").read_text().split()
+    users = {str(USER)} | {
+        re.search(r"^USER (\d+)$", path.read_text(), re.M).group(1)  # type: ignore[union-attr]
+        for path in DOCKERFILES
+    }
+    assert users == {"10001"} and SERVICES["prometheus"]["group_add"] == ["10001"]
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
@@ -173,6 +267,14 @@ def test_docker_compose_accepts_the_files(override: list[str]) -> None:
     command = [docker, "compose", "-f", "docker-compose.yml", *override, "config", "-q"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
+
+
+def test_check_compose_says_when_there_is_no_engine(tmp_path: Path) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    command = [sys.executable, "-m", "bench.compose"]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.startswith("Nothing was checked: no Docker engine"), result.stderr
 
 
 def test_the_readme_names_what_there_is() -> None:

@@ -1,0 +1,1 @@
+"""Check of the container deployment on a real Docker engine."""
