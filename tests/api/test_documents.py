@@ -31,7 +31,7 @@ class Worker:
     def __init__(self, log: Path, **settings: str) -> None:
         environment = {
             "MODEL__THREADS": "1", "MODEL__DTYPE": "float64", "MODEL__DEVICE": "cpu", "MODEL__NAME": "tiny",
-            "ENGINE__MAX_CONTEXT_TOKENS": "1024", "ENGINE__PROFILE_SECONDS": "0",
+            "ENGINE__MAX_CONTEXT_TOKENS": "512", "ENGINE__PROFILE_SECONDS": "0",
             "SERVER__PORT": "0", "SERVER__CONTROL_PORT": "0", **settings,
         }  # fmt: skip
         self.log = log
@@ -75,7 +75,8 @@ def check(url: str, token: str | None = None) -> None:
         [
             SCHEMATHESIS, "--config-file", str(CONFIG), "run", f"{url}/openapi.json", *header,
             "--phases", "examples,coverage,fuzzing,stateful", "--max-examples", MAX_EXAMPLES, "--seed", "1",
-            "--continue-on-failure", "--warnings", "off", "--generation-database", "none", "--no-color",
+            "--continue-on-failure", "--request-timeout", "120",
+            "--warnings", "off", "--generation-database", "none", "--no-color",
         ],
         capture_output=True,
         text=True,

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,37 @@ def test_the_second_signal_leaves_at_once(start: Callable[..., Worker]) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
         worker.process.send_signal(signal.SIGINT)
         assert worker.wait() == 128 + signal.SIGINT
+
+
+def test_when_the_grace_is_over_every_answer_ends_with_a_word(start: Callable[..., Worker]) -> None:
+    worker = start(SPEC_WORKER_SERVER__SHUTDOWN_GRACE_SECONDS="0.2", SPEC_WORKER_LOG__FORMAT="json")
+    url = worker.read_until(r"inference  (http://[\d.:]+)")
+    control = worker.read_until(r"control    (http://[\d.:]+)")
+    sampling = {"max_new_tokens": 4000, "temperature": 0, "ignore_eos": True}
+    endings: list[tuple[int, Any]] = []
+
+    def ask() -> None:
+        body = {"text": ["abc"] * 8, "sampling_params": sampling}
+        answer = httpx.post(f"{url}/generate", json=body, timeout=60)
+        endings.append((answer.status_code, answer.json()))
+
+    # Eight run and eight wait: none may be lost.
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    while httpx.get(f"{control}/v1/spec/stats").json()["queue"]["waiting"] < 8:
+        pass
+    worker.process.send_signal(signal.SIGTERM)
+    for thread in asking:
+        thread.join()
+    assert worker.wait() == 0
+    reasons = [answer["meta_info"]["finish_reason"] for _, answers in endings for answer in answers]
+    assert len(reasons) == 16
+    assert {reason["type"] for reason in reasons} == {"abort"}
+    assert {reason["message"] for reason in reasons} == {"the server is stopping; the answer ends early"}
+    lines = [json.loads(line) for line in worker.log.splitlines()]
+    assert {line["level"] for line in lines} == {"info"}
+    assert lines[-1]["message"] == "stopped"
 
 
 def test_a_signal_while_loading_leaves_with_0(start: Callable[..., Worker]) -> None:
