@@ -1,9 +1,11 @@
-"""`spec-controller`: run the controller, or check its configuration."""
+"""`spec-controller`: run the controller, check its configuration, ask why, replay, simulate."""
 
 import argparse
 import dataclasses
 import json
 import logging
+import math
+import os
 import signal
 import socket
 import sys
@@ -16,9 +18,13 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
+from controller import inquire
 from controller.app import create_app
+from controller.app.access import AccessError
 from controller.clock import SystemClock
 from controller.config import ControllerConfig, load_config
+from controller.journal import JournalError
+from controller.logs import set_up
 from controller.simulate import command as simulate
 
 logger = logging.getLogger("controller")
@@ -28,6 +34,8 @@ examples:
   spec-controller run --config configs/controller.toml
   SPEC_CONTROLLER_LOOP__POLL_INTERVAL_SECONDS=0.5 spec-controller run --config configs/controller.toml
   spec-controller config check --config configs/controller.toml
+  spec-controller explain --worker local                       why does it run at this depth?
+  spec-controller replay --journal data/controller.sqlite3     do the recorded inputs give the same decisions?
 
 Every field can be overridden by an environment variable: SPEC_CONTROLLER_<SECTION>__<FIELD>;
 the list of workers as JSON in SPEC_CONTROLLER_WORKERS='[{"id": "local", "url": "http://127.0.0.1:8101"}]'.
@@ -37,8 +45,9 @@ the list of workers as JSON in SPEC_CONTROLLER_WORKERS='[{"id": "local", "url": 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0 fine, 1 cannot start, 2 bad configuration)."""
     options = _parser().parse_args(arguments)
-    if options.command == "simulate":
-        return simulate.run(options)
+    tools = {"simulate": simulate.run, "explain": inquire.explain, "replay": inquire.replay}
+    if options.command in tools:
+        return tools[options.command](options)
     try:
         config = load_config(options.config)
     except ValidationError as error:
@@ -54,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resolved["policy"]["parameters"] = dataclasses.asdict(config.policy.policy_parameters())
         sys.stdout.write(json.dumps(resolved, indent=2) + "\n")
         return 0
-    return _run(config, options.log_level)
+    return _run(config, options.log_level or config.log.level)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,13 +76,16 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="run the controller until SIGTERM or SIGINT")
     _add_config(run)
-    run.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    run.add_argument(
+        "--log-level", choices=["debug", "info", "warning", "error"], help="overrides [log] level"
+    )
     config = commands.add_parser("config", help="look at the configuration")
     actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser(
         "check", help="print what was resolved as JSON; status 2 and the fields if it is bad"
     )
     _add_config(check)
+    inquire.add_parsers(commands)
     simulate.add_parser(commands)
     return parser
 
@@ -83,11 +95,10 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(config: ControllerConfig, log_level: str) -> int:
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
+    set_up(config.log.format, log_level)
     try:
         app = create_app(config, clock=SystemClock(), registry=CollectorRegistry())
-    except (OSError, ValueError) as error:
+    except (AccessError, JournalError) as error:
         _say(str(error))
         return 1
     if not config.workers:
@@ -100,6 +111,7 @@ def _run(config: ControllerConfig, log_level: str) -> int:
             log_config=None,
             access_log=False,
             workers=1,
+            timeout_graceful_shutdown=math.ceil(config.server.grace_seconds),
         )
     )
     try:
@@ -126,9 +138,11 @@ class _Server(uvicorn.Server):
                 logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop cleanly; unlike uvicorn's own, do not raise the signal again after the shutdown."""
-        if self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
+        """Stop cleanly; at the second signal at once. Unlike uvicorn's own, does not raise the signal again."""
+        if self.should_exit:
+            _say("a second signal: ending at once")
+            os._exit(1)
+        logger.info("%s: ending", signal.Signals(sig).name)
         self.should_exit = True
 
 

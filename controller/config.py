@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,26 +20,13 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from controller.config_service import JournalConfig, LogConfig, Seconds, Section, ServerConfig
 from controller.guards import GuardLimits
 from controller.policies import PolicyKind, policy_kinds
 from controller.types import Mode
-from worker.protocol import MAX_TTL_SECONDS, NumSteps
+from worker.protocol import NumSteps
 
 ENV_PREFIX = "SPEC_CONTROLLER_"
-Seconds = Annotated[float, Field(gt=0, le=MAX_TTL_SECONDS, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """Base of the sections: closed and immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ServerConfig(Section):
-    """`[server]`: the controller's own listener."""
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8200
 
 
 class LoopConfig(Section):
@@ -62,7 +49,6 @@ class LoopConfig(Section):
     """Longest pause between two attempts to reach a worker."""
     recent_window_seconds: Seconds = 5.0
     """Length of the window behind the figures of `GET /v1/workers`."""
-    journal_capacity: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -142,6 +128,13 @@ class PolicyConfig(Section):
         return TypeAdapter(self.kind.parameters).validate_python(self.parameters)
 
 
+class ShadowConfig(Section):
+    """`[shadow]`: a second policy that looks on and is never followed; its parameters as in `[policy]`."""
+
+    name: str | None = None
+    parameters: dict[str, Any] = {}
+
+
 class GuardConfig(Section):
     """`[guards]`: what no policy may overstep."""
 
@@ -152,7 +145,7 @@ class GuardConfig(Section):
     max_changes_per_minute: Annotated[int, Field(ge=1, le=10_000)] = 60
     min_rounds: Annotated[int, Field(ge=1, le=100_000)] = 6
     min_request_rounds: Annotated[int, Field(ge=1, le=100_000)] = 12
-    window_seconds: Annotated[float, Field(ge=0, le=3600)] = 2.0
+    window_seconds: Annotated[float, Field(ge=0, le=3600)] = 1.0
     """A controller that has just met a worker watches this long before its first change."""
 
     @model_validator(mode="after")
@@ -199,6 +192,9 @@ class ControllerConfig(BaseSettings):
     loop: LoopConfig = LoopConfig()
     policy: PolicyConfig = PolicyConfig()
     guards: GuardConfig = GuardConfig()
+    shadow: ShadowConfig = ShadowConfig()
+    journal: JournalConfig = JournalConfig()
+    log: LogConfig = LogConfig()
     workers: list[WorkerConfig] = []
     """None is allowed: the controller then only answers, and says so."""
 
@@ -210,6 +206,22 @@ class ControllerConfig(BaseSettings):
         if twice:
             raise ValueError(f"ids must be unique, given twice: {twice}")
         return workers
+
+    @model_validator(mode="after")
+    def _shadow_is_a_policy(self) -> Self:
+        try:
+            self.shadow_policy()
+        except ValueError as error:
+            message = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise ValueError(f"shadow: {message}") from None
+        return self
+
+    def shadow_policy(self) -> PolicyConfig | None:
+        """Return the shadow as a policy on the active one's slots; None without a shadow."""
+        if self.shadow.name is None:
+            return None
+        active = self.policy.model_dump(include={"slots", "dead_band", "ema_alpha"})
+        return PolicyConfig(**active, name=self.shadow.name, parameters=self.shadow.parameters)
 
     @classmethod
     def settings_customise_sources(
@@ -241,11 +253,11 @@ def load_config(path: Path | None, environ: Mapping[str, str] = os.environ) -> C
 
 def _check_environment(environ: Mapping[str, str]) -> None:
     """Raise ValueError for a variable with our prefix that names no field (deeper parts are checked as values)."""
-    known = {f"{ENV_PREFIX}WORKERS", f"{ENV_PREFIX}POLICY__PARAMETERS"}
+    known = {f"{ENV_PREFIX}WORKERS"}
     for section, info in ControllerConfig.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             known |= {f"{ENV_PREFIX}{section}__{name}".upper() for name in info.annotation.model_fields}
-    inside = f"{ENV_PREFIX}POLICY__PARAMETERS__"
+    inside = (f"{ENV_PREFIX}POLICY__PARAMETERS__", f"{ENV_PREFIX}SHADOW__PARAMETERS__")
     unknown = sorted(
         name
         for name in environ

@@ -9,7 +9,9 @@ import random
 from controller.actuate import ActivePin, Wish
 from controller.config import LoopConfig
 from controller.life import Life
+from controller.shadow import Shadow
 from controller.types import Mode
+from controller.undo import Hold, UndoStack
 from controller.worker_client import WorkerClient
 from worker.protocol import PlanStatus, SpecStats
 
@@ -25,12 +27,24 @@ class ControlledWorker:
         self.client = client
         self.lock = asyncio.Lock()
         """Held for one turn of the loop, or one operator's command."""
+        self.controller_mode = mode
+        """The mode of all workers that have none of their own."""
         self.mode_override: Mode | None = None
         self.recorded_mode = mode
         """The mode in force when it was last recorded."""
         self.pin: ActivePin | None = None
+        self.hold: Hold | None = None
+        """After a rollback: how long the policy is held."""
+        self.undo = UndoStack()
         self.life: Life | None = None
+        self.life_number = 0
+        """The life's number in the journal; 0 without a life."""
+        self.checkpoint_seconds = 0.0
+        """Monotonic time of the life's newest checkpoint in the journal."""
+        self.shadow: Shadow | None = None
         self.met_boot_id: str | None = None
+        self.known_epoch = 0
+        """The newest epoch under which this worker's pin is known here; plans of later ones are somebody else's."""
         self.stats: SpecStats | None = None
         """Newest reading."""
         self.status: PlanStatus | None = None
@@ -49,16 +63,16 @@ class ControlledWorker:
         """The worker's latest refusal of a plan; recorded once."""
         self.is_held = False
         """Data older than the hold limit; recorded once."""
-        self.noted: dict[int, tuple[object, ...]] = {}
-        """Per slot, the last refusal or advice recorded: the same one is not recorded again."""
+        self.noted: dict[str, tuple[object, ...]] = {}
+        """Per slot (the shadow's apart), the last refusal or advice recorded: the same one is not recorded again."""
         self._failures = 0
         self._next_attempt = 0.0
         self._rng = rng
 
     @property
-    def failures(self) -> int:
-        """Failed attempts in a row."""
-        return self._failures
+    def mode(self) -> Mode:
+        """The mode in force: its own, else the controller's."""
+        return self.mode_override or self.controller_mode
 
     def age_seconds(self, now: float) -> float | None:
         """Age of the newest reading; None before the first."""
@@ -114,8 +128,9 @@ class ControlledWorker:
             and status.pin_remaining_seconds > 0
         )
 
-    def wish(self, mode: Mode, dead_band: float) -> Wish | None:
-        """Return the plan that the worker should hold in this mode; None: send nothing."""
+    def wish(self, dead_band: float) -> Wish | None:
+        """Return the plan that the worker should hold in its mode; None: send nothing."""
+        mode = self.mode
         if self.life is None or mode == "released":
             return None
         if mode == "advisory" or not self.life.info.adaptation:

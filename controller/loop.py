@@ -14,12 +14,16 @@ from controller.actuate import BootChanged
 from controller.clock import Clock
 from controller.config import ControllerConfig
 from controller.controlled import ControlledWorker
-from controller.life import Life
+from controller.journal import Journal
+from controller.life import depths_in_force
 from controller.metrics import ControllerMetrics
+from controller.presence import Presence
 from controller.record import Recorder
-from controller.types import Estimate, Kind, Mode, Observation, Outcome, Proposal, Verdict
-from controller.worker_client import BadAnswer, Unreachable, WorkerClient, WorkerError
-from worker.protocol import SpecStats
+from controller.remembered import Memory
+from controller.turn import Turn, decide, estimate, guard
+from controller.types import Depths, Estimate, Mode, Observation, Outcome, Proposal, Verdict
+from controller.undo import TableChange
+from controller.worker_client import WorkerClient, WorkerError
 
 logger = logging.getLogger("controller.loop")
 
@@ -35,7 +39,7 @@ class ControlLoop:
         clock: Clock,
         metrics: ControllerMetrics,
         recorder: Recorder,
-        epoch: int,
+        journal: Journal,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
@@ -47,7 +51,7 @@ class ControlLoop:
             clock: times every decision.
             metrics: where turns are counted.
             recorder: where decisions go.
-            epoch: the `controller_epoch` of this start; must be above those of earlier starts.
+            journal: has begun; brings back what outlives a restart, and gives the `controller_epoch`.
             sleep: waits between turns.
             rng: jitter of the pauses after failures (never of decisions).
         """
@@ -55,13 +59,18 @@ class ControlLoop:
         self.config = config
         self.clock = clock
         self.recorder = recorder
-        self.mode: Mode = config.policy.mode
+        self.memory = Memory(journal, clock)
+        self.mode: Mode = self.memory.mode(config.policy.mode)
         self.workers = {
             worker.id: ControlledWorker(worker.id, worker.url, clients[worker.id], mode=self.mode, rng=rng)
             for worker in config.workers
         }
+        for controlled in self.workers.values():
+            self.memory.restore(controlled)
+        self._presence = Presence(
+            config, clock=clock, recorder=recorder, journal=journal, epoch=journal.epoch
+        )
         self._metrics = metrics
-        self._epoch = epoch
         self._sleep = sleep
         self._started: float | None = None
 
@@ -69,13 +78,16 @@ class ControlLoop:
         """One turn for one worker: observe ▶ estimate ▶ decide ▶ guard ▶ actuate ▶ journal."""
         async with worker.lock:
             observation = await self.observe(worker)
-            verdicts: list[Verdict] = []
-            if observation is not None and worker.life is not None:
-                estimate = worker.life.estimator.estimate(observation)
-                proposals = self._decide(worker, estimate)
-                verdicts = self._guard(worker, proposals)
-            outcome = await self._actuate(worker, verdicts)
-            self.recorder.verdicts(worker, self.mode_of(worker), verdicts, outcome)
+            if observation is None or worker.life is None:
+                await self._actuate(worker, ())
+            else:
+                turn = self._turn(worker, observation)
+                found = estimate(worker.life, turn)
+                proposals = decide(worker.life, turn, found)
+                verdicts = self._guard(worker, turn, proposals)
+                outcome = await self._actuate(worker, verdicts)
+                self._journal(worker, turn, found, verdicts, outcome)
+            self.memory.keep(worker)
 
     async def run(self) -> None:
         """Drive all workers until cancelled."""
@@ -86,7 +98,7 @@ class ControlLoop:
 
     def mode_of(self, worker: ControlledWorker) -> Mode:
         """Return the mode in force for a worker: its own, else the controller's."""
-        return worker.mode_override or self.mode
+        return worker.mode
 
     def late(self) -> list[str]:
         """Return the workers whose turn is overdue; all of them while the loop does not run."""
@@ -105,9 +117,9 @@ class ControlLoop:
     async def observe(self, worker: ControlledWorker, *, at_once: bool = False) -> Observation | None:
         """Read a worker's statistics; None without a fresh reading. Meets a new or returned worker."""
         now = self.clock.monotonic()
-        self._expire_pin(worker, now)
+        self._presence.expire(worker, now)
         if not (at_once or worker.may_try(now)):
-            self._check_age(worker, now)
+            self._presence.check_age(worker, now)
             return None
         was_reachable, age = worker.is_reachable, worker.age_seconds(now)
         try:
@@ -116,33 +128,70 @@ class ControlLoop:
             is_known = worker.life is not None and worker.life.info.boot_id == stats.boot_id
             is_known = is_known and (age is None or age <= self.config.loop.default_after_seconds)
             if not is_known:
-                await self._meet(worker, stats, now)
+                await self._presence.meet(worker, stats, now)
         except WorkerError as error:
-            self._lost(worker, error, was_reachable)
+            self._presence.lost(worker, error, was_reachable)
             return None
         worker.succeeded(stats, now)
         assert worker.life is not None
-        if self.mode_of(worker) in ("advisory", "released"):
-            worker.life.follow(stats.plan)
         observation = worker.life.observer.observe(stats, now)
         worker.life.recent.add(observation)
         if is_known and not was_reachable:
-            self._event(worker, "worker", "reachable", "the worker answers again")
+            self._presence.found(worker)
         return observation
 
-    def _decide(self, worker: ControlledWorker, estimate: Estimate) -> list[Proposal]:
-        assert worker.life is not None
-        if self.mode_of(worker) not in ("active", "advisory") or worker.pin is not None:
-            return []
-        return worker.life.decide(estimate) if worker.life.info.adaptation else []
-
-    def _guard(self, worker: ControlledWorker, proposals: Sequence[Proposal]) -> list[Verdict]:
-        assert worker.life is not None
+    def _turn(self, worker: ControlledWorker, observation: Observation) -> Turn:
+        """Gather what this turn's decisions depend on."""
+        assert worker.life is not None and worker.status is not None
         now = self.clock.monotonic()
-        verdicts = worker.life.guard(proposals, now=now, age_seconds=worker.age_seconds(now) or 0.0)
-        if self.mode_of(worker) == "active":
-            worker.life.accept(verdicts, now)
+        is_ours = worker.mode in ("active", "frozen")
+        return Turn(
+            observation=observation,
+            now=now,
+            age_seconds=worker.age_seconds(now) or 0.0,
+            mode=worker.mode,
+            is_pinned=worker.pin is not None,
+            hold_seconds=worker.hold.remaining(now) if worker.hold else 0.0,
+            adopted=None if is_ours else depths_in_force(worker.life.slots, worker.status),
+        )
+
+    def _guard(self, worker: ControlledWorker, turn: Turn, proposals: Sequence[Proposal]) -> list[Verdict]:
+        assert worker.life is not None
+        before = worker.life.depths
+        verdicts = guard(worker.life, turn, proposals)
+        if worker.life.depths != before and turn.adopted is None:
+            made = [v for v in verdicts if v.is_allowed and v.num_steps != v.proposal.num_steps_before]
+            what = ", ".join(
+                f"{v.proposal.reason} {v.proposal.num_steps_before}->{v.num_steps} (batch<={v.proposal.slot})"
+                for v in made
+            )
+            worker.undo.push(TableChange(what, before))
         return verdicts
+
+    def _journal(
+        self,
+        worker: ControlledWorker,
+        turn: Turn,
+        found: Estimate,
+        verdicts: Sequence[Verdict],
+        outcome: Outcome,
+    ) -> None:
+        self.recorder.turn(worker, turn, found, verdicts, outcome)
+        if worker.shadow is not None and worker.life is not None:
+            self.recorder.shadow(worker, worker.shadow.kind, found, worker.shadow.turn(turn))
+            worker.shadow.follow(worker.life.depths)
+
+    def adopt(self, worker: ControlledWorker, depths: Depths) -> None:
+        """Put a worker's table back to an earlier one."""
+        if worker.life is not None:
+            worker.life.adopt(depths)
+            self.recorder.step(worker, "adopt", [[edge, depth] for edge, depth in depths.items()])
+
+    def end_probe(self, worker: ControlledWorker) -> None:
+        """Drop a worker's probe in flight: a pin or a mode comes in between."""
+        if worker.life is not None:
+            worker.life.end_probe()
+            self.recorder.step(worker, "end_probe")
 
     async def _actuate(self, worker: ControlledWorker, verdicts: Sequence[Verdict]) -> Outcome:
         reason = ", ".join(v.proposal.reason for v in verdicts if v.is_allowed)
@@ -163,7 +212,7 @@ class ControlLoop:
             WorkerError, BootChanged: not confirmed. Counted here; it is sent again with the next turn.
         """
         now = self.clock.monotonic()
-        wish, life = worker.wish(self.mode_of(worker), self.config.policy.dead_band), worker.life
+        wish, life = worker.wish(self.config.policy.dead_band), worker.life
         age = worker.age_seconds(now)
         is_lapsing = age is None or age > self.config.loop.default_after_seconds
         if life is None:
@@ -178,72 +227,11 @@ class ControlLoop:
         try:
             status = await life.actuator.actuate(wish, reason or ("pin" if worker.pin else "adopted"), now)
         except (WorkerError, BootChanged) as error:
-            self._not_sent(worker, error)
+            self._metrics.actuation_failed(worker.id, self._presence.not_sent(worker, error))
             raise
         worker.refusal = None
         worker.confirm(status, self.clock.monotonic())
         return True
-
-    # ---- comings and goings ----
-
-    async def _meet(self, worker: ControlledWorker, stats: SpecStats, now: float) -> None:
-        """Begin a life: read what the worker is, adopt the depths that it follows, and its pin."""
-        info = await worker.client.info()
-        if info.boot_id != stats.boot_id:
-            raise BadAnswer(f"the worker restarted between two answers ({stats.boot_id}, {info.boot_id})")
-        before, worker.met_boot_id = worker.met_boot_id, info.boot_id
-        worker.life = Life(
-            worker.id, worker.client, self.config, epoch=self._epoch, info=info, status=stats.plan, now=now
-        )
-        worker.noted.clear()
-        what = "met" if before is None else "returned" if before == info.boot_id else "restarted"
-        table = ", ".join(f"batch<={edge}: {depth}" for edge, depth in worker.life.depths.items())
-        message = f"{info.model} on {info.device}, tiers {info.candidate_steps}, adopted {table}"
-        self._event(worker, "worker", what, message)
-        if not info.adaptation:
-            self._event(worker, "worker", "adaptation_off", info.adaptation_off_reason or "no reason given")
-        if before != info.boot_id and worker.adopt_pin(stats.plan, now):
-            self._event(worker, "pin", "adopted", "a pin of an earlier controller still runs")
-        if worker.pin is not None and worker.pin.num_steps not in info.candidate_steps:
-            self._event(
-                worker, "pin", "no_tier", f"{worker.pin.num_steps} is not among {info.candidate_steps}"
-            )
-            worker.pin = None
-
-    def _lost(self, worker: ControlledWorker, error: WorkerError, was_reachable: bool) -> None:
-        now = self.clock.monotonic()
-        is_first = worker.last_error is None
-        worker.failed(error, now, self.config.loop)
-        worker.is_silent = isinstance(error, Unreachable)
-        if was_reachable != worker.is_reachable or (is_first and worker.seen_seconds is None):
-            self._event(worker, "worker", error.reason, str(error))
-        self._check_age(worker, now)
-
-    def _check_age(self, worker: ControlledWorker, now: float) -> None:
-        age = worker.age_seconds(now)
-        if age is not None and age > self.config.loop.hold_after_seconds and not worker.is_held:
-            worker.is_held = True
-            message = f"no data for {age:.1f} s: depths stay as they are"
-            self.recorder.event(
-                worker, self.mode_of(worker), "guard", "stale", message, outcome="held", guard="stale"
-            )
-
-    def _expire_pin(self, worker: ControlledWorker, now: float) -> None:
-        if worker.pin is not None and worker.pin.remaining(now) <= 0:
-            self._event(worker, "pin", "expired", f"the pin at {worker.pin.num_steps} ran out")
-            worker.pin = None
-
-    def _not_sent(self, worker: ControlledWorker, error: WorkerError | BootChanged) -> None:
-        reason = "boot_changed" if isinstance(error, BootChanged) else error.reason
-        self._metrics.actuation_failed(worker.id, reason)
-        if isinstance(error, BootChanged):
-            worker.life = None
-        elif not isinstance(error, Unreachable) and worker.refusal != str(error):
-            worker.refusal = str(error)
-            self._event(worker, "plan", reason, str(error))
-
-    def _event(self, worker: ControlledWorker, kind: Kind, reason: str, message: str) -> None:
-        self.recorder.event(worker, self.mode_of(worker), kind, reason, message)
 
     # ---- turning ----
 
@@ -274,7 +262,9 @@ class ControlLoop:
             worker.id,
             is_up=worker.is_reachable,
             is_pinned=worker.pin is not None,
-            mode=self.mode_of(worker),
+            is_held=worker.hold is not None,
+            mode=worker.mode,
             age_seconds=worker.age_seconds(self.clock.monotonic()),
             depths=worker.life.depths if worker.life else {},
         )
+        self._metrics.shadow(worker.id, worker.shadow.wished() if worker.shadow else ())

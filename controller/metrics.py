@@ -4,8 +4,11 @@ Ratios belong in PromQL, e.g. refusals: `sum(rate(spec_controller_decisions_tota
 Series of a worker exist while it is configured; `forget` removes them.
 """
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from controller.shadow import Wished
 from controller.types import MODES, Decision, Depths, Mode
 
 _TICK_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -72,6 +75,51 @@ class ControllerMetrics:
             ["worker", "mode"],
             registry=registry,
         )
+        self._held = Gauge(
+            "spec_controller_worker_held",
+            "1 while an operator's rollback holds the policy.",
+            worker,
+            registry=registry,
+        )
+        self._shadow_num_steps = Gauge(
+            "spec_controller_shadow_num_steps",
+            "Depth that the shadow policy would have for batches up to batch_size_le.",
+            ["worker", "batch_size_le"],
+            registry=registry,
+        )
+        self._shadow_gain = Gauge(
+            "spec_controller_shadow_gain_ratio",
+            "Estimated relative gain of following the shadow policy there; absent where its scores do not say.",
+            ["worker", "batch_size_le"],
+            registry=registry,
+        )
+        self._journal_failures = Counter(
+            "spec_controller_journal_failures",
+            "Batches that the journal could not write; they are tried again.",
+            registry=registry,
+        )
+        self._journal_dropped = Counter(
+            "spec_controller_journal_dropped",
+            "Entries given up because the journal could not be written for too long.",
+            registry=registry,
+        )
+
+    def journal_failed(self) -> None:
+        """Count a batch that could not be written."""
+        self._journal_failures.inc()
+
+    def journal_dropped(self, count: int) -> None:
+        """Count entries that were given up."""
+        self._journal_dropped.inc(count)
+
+    def shadow(self, worker: str, wished: Iterable[Wished]) -> None:
+        """Set what a worker's shadow policy would have."""
+        for wish in wished:
+            self._shadow_num_steps.labels(worker, str(wish.slot)).set(wish.num_steps)
+            if wish.gain is None:
+                self._shadow_gain.remove_by_labels({"worker": worker, "batch_size_le": str(wish.slot)})
+            else:
+                self._shadow_gain.labels(worker, str(wish.slot)).set(wish.gain)
 
     def ticked(self, worker: str, seconds: float) -> None:
         """Count one turn."""
@@ -98,6 +146,7 @@ class ControllerMetrics:
         *,
         is_up: bool,
         is_pinned: bool,
+        is_held: bool = False,
         mode: Mode,
         age_seconds: float | None,
         depths: Depths,
@@ -105,6 +154,7 @@ class ControllerMetrics:
         """Set the gauges of a worker."""
         self._up.labels(worker).set(is_up)
         self._pinned.labels(worker).set(is_pinned)
+        self._held.labels(worker).set(is_held)
         for name in MODES:
             self._mode.labels(worker, name).set(name == mode)
         if age_seconds is not None:
@@ -125,5 +175,8 @@ class ControllerMetrics:
             self._up,
             self._pinned,
             self._mode,
+            self._held,
+            self._shadow_num_steps,
+            self._shadow_gain,
         ):
             metric.remove_by_labels({"worker": worker})

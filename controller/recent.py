@@ -3,8 +3,10 @@
 No decision ever reads these (they mix depths); decisions use `estimate`.
 """
 
+import dataclasses
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from controller.types import Observation
 
@@ -37,6 +39,16 @@ class RecentWindow:
         while observation.seconds - self._observations[0].seconds >= self._seconds:
             self._observations.popleft()
 
+    def pooled(self) -> tuple[float, list[dict[str, Any]]]:
+        """Return the window's seconds and its counts summed per (num_steps, max_batch_size), for the record."""
+        pooled: dict[tuple[int, int], dict[str, Any]] = {}
+        for cell in (cell for observation in self._observations for cell in observation.cells):
+            counts = dataclasses.asdict(cell)
+            key = cell.num_steps, cell.max_batch_size
+            pooled[key] = _sum(pooled[key], counts) if key in pooled else counts
+        span = sum(observation.span_seconds for observation in self._observations)
+        return span, [pooled[key] for key in sorted(pooled)]
+
     def figures(self) -> RecentFigures:
         """Return the ratios of the window, each from pooled sums."""
         cells = [cell for observation in self._observations for cell in observation.cells]
@@ -56,3 +68,16 @@ class RecentWindow:
             tokens_per_second=generated / span if span > 0 else None,
             rounds_by_num_steps=dict(sorted(rounds.items())),
         )
+
+
+def _sum(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Add two cells of the same bucket, position by position."""
+    added: dict[str, Any] = {}
+    for name, value in new.items():
+        if name in ("num_steps", "max_batch_size"):
+            added[name] = value
+        elif isinstance(value, tuple | list):
+            added[name] = [a + b for a, b in zip(old[name], value, strict=True)]
+        else:
+            added[name] = old[name] + value
+    return added

@@ -1,17 +1,23 @@
-"""Record: decisions and events go to the journal, the metrics and one log line each.
+"""Record: decisions and events go to the journal, the metrics and one log line each; turns go to the journal.
 
-Something is recorded when it changes or would change, when a guard newly intervenes, when a mode or pin moves or
-a worker comes and goes; never once per tick.
+A decision is recorded when something changes or would change, when a guard newly intervenes, when a mode or pin moves
+or a worker comes and goes; never once per tick. A turn's inputs are recorded every time, for `replay`.
 """
 
+import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from controller.controlled import ControlledWorker
 from controller.journal import Journal
 from controller.metrics import ControllerMetrics
 from controller.policies import PolicyKind
-from controller.types import Decision, Kind, Mode, Outcome, Verdict
+from controller.shadow import estimated_gain
+from controller.snapshot import NotASnapshot
+from controller.tape import checkpoint
+from controller.turn import Turn
+from controller.types import Decision, Estimate, Kind, Outcome, Verdict, slot_edge
 
 logger = logging.getLogger("controller.decisions")
 
@@ -20,17 +26,26 @@ class Recorder:
     """Writes down what was decided; the only caller of `Journal.append`."""
 
     def __init__(
-        self, journal: Journal, metrics: ControllerMetrics, *, policy: PolicyKind, code_version: str
+        self,
+        journal: Journal,
+        metrics: ControllerMetrics,
+        *,
+        policy: PolicyKind,
+        code_version: str,
+        keeps_turns: bool = True,
+        checkpoint_seconds: float = 600.0,
     ) -> None:
         self._journal = journal
         self._metrics = metrics
         self._policy = policy
         self._code_version = code_version
+        self._keeps_turns = keeps_turns
+        self._checkpoint_seconds = checkpoint_seconds
+        self._said_no_checkpoint = False
 
     def event(
         self,
         worker: ControlledWorker,
-        mode: Mode,
         kind: Kind,
         reason: str,
         message: str,
@@ -47,7 +62,7 @@ class Recorder:
                 reason=reason,
                 message=message,
                 outcome=outcome,
-                mode=mode,
+                mode=worker.mode,
                 guard=guard,
                 num_steps=num_steps,
                 policy=self._policy.name,
@@ -56,28 +71,79 @@ class Recorder:
             )
         )
 
-    def verdicts(
-        self, worker: ControlledWorker, mode: Mode, verdicts: Sequence[Verdict], outcome: Outcome
+    def turn(
+        self,
+        worker: ControlledWorker,
+        turn: Turn,
+        estimate: Estimate,
+        verdicts: Sequence[Verdict],
+        outcome: Outcome,
     ) -> None:
-        """Record the verdicts of a turn; `outcome` is what became of the plan that carries them."""
+        """Record a turn and its verdicts; `outcome` is what became of the plan that carries them."""
+        if self._keeps_turns and worker.life_number:
+            self._journal.turn(worker.life_number, turn, verdicts)
+            if turn.now - worker.checkpoint_seconds >= self._checkpoint_seconds:
+                self._checkpoint(worker, turn.now)
         for verdict in verdicts:
-            decision = self._decision(worker, mode, verdict, outcome)
-            wanted = verdict.proposal
-            key = (decision.outcome, decision.guard, decision.num_steps, wanted.num_steps, wanted.reason)
-            if decision.outcome in ("held", "advisory"):
-                if worker.noted.get(verdict.proposal.slot) == key:
-                    continue
-                worker.noted[verdict.proposal.slot] = key
-            else:
-                worker.noted.pop(verdict.proposal.slot, None)
-            self._write(decision)
+            decision = self._decision(worker, verdict, outcome, estimate)
+            if self._is_news(worker, f"{verdict.proposal.slot}", decision, verdict):
+                self._write(decision)
 
-    def _decision(self, worker: ControlledWorker, mode: Mode, verdict: Verdict, outcome: Outcome) -> Decision:
+    def step(self, worker: ControlledWorker, kind: str, body: Any = None) -> None:
+        """Record what happened to a life between its turns."""
+        if self._keeps_turns and worker.life_number:
+            self._journal.step(worker.life_number, kind, body)
+
+    def shadow(
+        self, worker: ControlledWorker, policy: PolicyKind, estimate: Estimate, verdicts: Sequence[Verdict]
+    ) -> None:
+        """Record what the policy that only looks on would newly do."""
+        for verdict in verdicts:
+            found = self._decision(worker, verdict, "advisory", estimate)
+            wanted = verdict.proposal
+            gain = estimated_gain(found.scores, wanted.num_steps_before, verdict.num_steps)
+            decision = dataclasses.replace(
+                found,
+                kind="shadow",
+                outcome="advisory",
+                inputs={**found.inputs, **({} if gain is None else {"estimated_gain": gain})},
+                policy=policy.name,
+                policy_version=policy.version,
+            )
+            if self._is_news(worker, f"shadow {wanted.slot}", decision, verdict):
+                self._write(decision)
+
+    def _is_news(self, worker: ControlledWorker, place: str, decision: Decision, verdict: Verdict) -> bool:
+        """Whether this is not the very refusal or advice recorded last in its place."""
+        if decision.outcome not in ("held", "advisory"):
+            worker.noted.pop(place, None)
+            return True
+        wanted = verdict.proposal
+        key = (decision.outcome, decision.guard, decision.num_steps, wanted.num_steps, wanted.reason)
+        if worker.noted.get(place) == key:
+            return False
+        worker.noted[place] = key
+        return True
+
+    def _checkpoint(self, worker: ControlledWorker, now: float) -> None:
+        worker.checkpoint_seconds = now
+        if worker.life is None:
+            return
+        try:
+            self._journal.step(worker.life_number, "checkpoint", checkpoint(worker.life))
+        except NotASnapshot as error:
+            if not self._said_no_checkpoint:
+                logger.error("no checkpoints, so replay needs whole lives: %s", error)
+            self._said_no_checkpoint = True
+
+    def _decision(
+        self, worker: ControlledWorker, verdict: Verdict, outcome: Outcome, estimate: Estimate
+    ) -> Decision:
         proposal = verdict.proposal
         is_probe = proposal.probe is not None or proposal.ends_probe
         if not verdict.is_allowed:
             outcome = "held"
-        elif mode == "advisory":
+        elif worker.mode == "advisory":
             outcome = "advisory"
         elif not proposal.is_change and proposal.probe is None:
             outcome = "noted"
@@ -90,13 +156,15 @@ class Recorder:
             reason=proposal.reason,
             message=message,
             outcome=outcome,
-            mode=mode,
+            mode=worker.mode,
             max_batch_size=proposal.slot,
             num_steps_before=proposal.num_steps_before,
             num_steps=verdict.num_steps,
             guard=verdict.guard,
             scores=proposal.scores,
             inputs=proposal.inputs,
+            observed=observed(worker, proposal.slot, estimate),
+            estimate=estimated(estimate, proposal.slot),
             policy=self._policy.name,
             policy_version=self._policy.version,
             code_version=self._code_version,
@@ -110,6 +178,12 @@ class Recorder:
         if decision.num_steps is not None:
             before = "" if decision.num_steps_before is None else f"{decision.num_steps_before}->"
             steps = f" num_steps {before}{decision.num_steps}"
+        fields = {
+            name: value
+            for name in ("worker", "kind", "reason", "outcome", "mode", "max_batch_size", "num_steps_before",
+                         "num_steps", "guard", "policy")
+            if (value := getattr(decision, name)) not in (None, "")
+        }  # fmt: skip
         logger.info(
             "worker=%s%s %s %s%s (%s): %s",
             decision.worker,
@@ -119,4 +193,26 @@ class Recorder:
             steps,
             decision.outcome,
             decision.message,
+            extra={"fields": fields},
         )
+
+
+def observed(worker: ControlledWorker, slot: int, estimate: Estimate) -> dict[str, Any]:
+    """Return the counts of the recent window that belong to a slot, for the record."""
+    if worker.life is None:
+        return {}
+    edges = tuple(item.slot.max_batch_size for item in estimate.slots)
+    span, cells = worker.life.recent.pooled()
+    return {
+        "seconds": span,
+        "cells": [cell for cell in cells if slot_edge(edges, cell["max_batch_size"]) == slot],
+    }
+
+
+def estimated(estimate: Estimate, slot: int) -> dict[str, Any]:
+    """Return what the evidence says about a slot, for the record."""
+    for found in estimate.slots:
+        if found.slot.max_batch_size == slot:
+            whole = dataclasses.asdict(found)
+            return {name: value for name, value in whole.items() if name not in ("slot", "scores")}
+    return {}

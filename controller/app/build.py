@@ -2,26 +2,29 @@
 
 import asyncio
 import contextlib
-import importlib.metadata
-import logging
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from controller.app import problems
+from controller.app.access import BearerAccess, read_tokens, token_of_file
 from controller.app.routes import build_router
 from controller.clock import Clock
 from controller.commands import Operator
 from controller.config import ControllerConfig, WorkerConfig
-from controller.journal import Journal, MemoryJournal
+from controller.journal import Journal, JournalError
+from controller.journal_store import Store
 from controller.loop import ControlLoop
 from controller.metrics import ControllerMetrics
 from controller.record import Recorder
+from controller.tape import config_body
+from controller.version import code_version, package_version
 from controller.worker_client import HttpWorkerClient, WorkerClient
 
-logger = logging.getLogger("controller.app")
+DAY_SECONDS = 86_400.0
 
 
 def create_app(
@@ -30,24 +33,20 @@ def create_app(
     clock: Clock,
     registry: CollectorRegistry,
     clients: Mapping[str, WorkerClient] | None = None,
-    journal: Journal | None = None,
-    epoch: int | None = None,
 ) -> FastAPI:
-    """Build the application; its lifespan runs the control loop.
+    """Build the application; its lifespan runs the control loop and closes the journal.
 
     Args:
         config: the resolved configuration.
         clock: monotonic and wall time.
         registry: takes the metrics.
         clients: how to reach each worker by id; None: over HTTP, by the configured address.
-        journal: takes the decisions; None: in memory.
-        epoch: `controller_epoch` of this start. None takes the wall clock's milliseconds, which grow with each
-            start as long as the clock is not set back (a worker that holds a newer epoch is followed past it).
 
     Raises:
-        OSError, ValueError: a token file cannot be read or is empty.
+        AccessError: a token cannot be read or is unfit, or the listener must not be open.
+        JournalError: the journal's file cannot be used.
     """
-    version = importlib.metadata.version("slipstream")
+    tokens = read_tokens(config.server)
     http: list[httpx.AsyncClient] = []
     if clients is None:
         http = [_http_client(worker) for worker in config.workers]
@@ -56,16 +55,9 @@ def create_app(
             worker.id: HttpWorkerClient(client, timeout_seconds=timeout)
             for worker, client in zip(config.workers, http, strict=True)
         }
-    journal = journal or MemoryJournal(wall=clock.wall, capacity=config.loop.journal_capacity)
     metrics = ControllerMetrics(registry)
-    loop = ControlLoop(
-        config,
-        clients,
-        clock=clock,
-        metrics=metrics,
-        recorder=Recorder(journal, metrics, policy=config.policy.kind, code_version=version),
-        epoch=int(clock.wall() * 1000) if epoch is None else epoch,
-    )
+    journal = open_journal(config, clock=clock, metrics=metrics)
+    loop = build_loop(config, clients, clock=clock, metrics=metrics, journal=journal)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -78,22 +70,67 @@ def create_app(
                 await task
             for client in http:
                 await client.aclose()
+            await asyncio.to_thread(journal.close)
 
-    app = FastAPI(title="Slipstream controller", version=version, lifespan=lifespan)
+    app = FastAPI(
+        title="Slipstream controller", version=package_version(), lifespan=lifespan, redirect_slashes=False
+    )
     app.state.loop, app.state.journal = loop, journal
     problems.install(app)
+    app.add_middleware(BearerAccess, tokens=tokens, open_metrics=config.server.open_metrics)
     app.include_router(build_router(loop, Operator(loop), journal, registry))
     return app
+
+
+def open_journal(config: ControllerConfig, *, clock: Clock, metrics: ControllerMetrics) -> Journal:
+    """Open the journal and note this start.
+
+    Raises:
+        JournalError: the journal's file cannot be used.
+    """
+    store = Store(config.journal.path)
+    try:
+        journal = Journal(
+            store,
+            wall=clock.wall,
+            counts=metrics,
+            turn_seconds=config.journal.turn_days * DAY_SECONDS,
+            decision_seconds=config.journal.decision_days * DAY_SECONDS,
+        )
+        journal.begin(code_version(), config_body(config))
+    except JournalError:
+        store.close()
+        raise
+    return journal
+
+
+def build_loop(
+    config: ControllerConfig,
+    clients: Mapping[str, WorkerClient],
+    *,
+    clock: Clock,
+    metrics: ControllerMetrics,
+    journal: Journal,
+    **others: Any,
+) -> ControlLoop:
+    """Put the loop together around an open journal; `others` go to `ControlLoop`."""
+    recorder = Recorder(
+        journal,
+        metrics,
+        policy=config.policy.kind,
+        code_version=code_version(),
+        keeps_turns=config.journal.turn_days > 0,
+        checkpoint_seconds=config.journal.checkpoint_seconds,
+    )
+    return ControlLoop(
+        config, clients, clock=clock, metrics=metrics, recorder=recorder, journal=journal, **others
+    )
 
 
 def _http_client(worker: WorkerConfig) -> httpx.AsyncClient:
     headers = {}
     if worker.token_file is not None:
-        token = worker.token_file.read_text(encoding="utf-8").strip()
-        if not token or not token.isascii() or any(character.isspace() for character in token):
-            raise ValueError(
-                f"workers.{worker.id}.token_file: {worker.token_file} does not hold one ASCII token"
-            )
+        token = token_of_file(f"workers.{worker.id}.token_file", worker.token_file)
         headers["authorization"] = f"Bearer {token}"
     # trust_env=False: a proxy from the environment has no business between controller and worker.
     return httpx.AsyncClient(base_url=worker.url, headers=headers, trust_env=False, timeout=None)

@@ -5,19 +5,41 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from controller.commands import ModeForbids, NotATier
+from controller.commands import ModeForbids, NotATier, NothingToUndo
+from controller.journal import JournalError
 
 _TITLES = {
     400: "Bad request",
+    401: "Unauthorized",
+    403: "Forbidden",
     404: "Not found",
     405: "Method not allowed",
     409: "Conflict",
     422: "Invalid value",
     500: "Internal error",
-    503: "Worker unreachable",
+    503: "Unavailable",
 }
+
+
+class ProblemBody(BaseModel):
+    """An error (RFC 9457); some carry further members."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[dict[str, str]] | None = None
+    """For 422: each refused field with its message."""
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what the API's description says about error answers."""
+    schema = {"$ref": "#/components/schemas/ProblemBody"}
+    content = {"application/problem+json": {"schema": schema}}
+    return {status: {"description": _TITLES[status], "content": content} for status in statuses}
 
 
 class Problem(Exception):
@@ -50,8 +72,13 @@ def install(app: FastAPI) -> None:
         return problem(422, str(error), candidate_steps=error.tiers)
 
     @app.exception_handler(ModeForbids)
-    async def _mode_forbids(_: Request, error: ModeForbids) -> JSONResponse:
+    @app.exception_handler(NothingToUndo)
+    async def _not_now(_: Request, error: Exception) -> JSONResponse:
         return problem(409, str(error))
+
+    @app.exception_handler(JournalError)
+    async def _no_journal(_: Request, error: JournalError) -> JSONResponse:
+        return problem(503, f"the journal cannot be read: {error}")
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:

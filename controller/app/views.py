@@ -1,7 +1,7 @@
 """What the API shows: wire types of the answers, and how they come out of the loop's state. Changes nothing."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -27,6 +27,14 @@ class PinBody(WireModel):
     def _counts_agree(self) -> Self:
         check_draft_tokens(self.num_steps, self.num_draft_tokens)
         return self
+
+
+class RollbackBody(WireModel):
+    """Body of `POST …/depth/rollback`; may be left out."""
+
+    ttl_seconds: TtlSeconds = 300.0
+    """How long the policy is held at the restored depth."""
+    reason: Annotated[str, Field(max_length=200)] = ""
 
 
 class ModeBody(WireModel):
@@ -58,7 +66,9 @@ class DepthView(BaseModel):
     tiers: list[int]
     slots: list[SlotDepth]
     reason: str = ""
-    """The pin's, as its operator gave it."""
+    """The pin's, else the hold's, as its operator gave it."""
+    held_until: datetime | None = None
+    """When the policy is free again after a rollback."""
 
 
 class DecisionView(BaseModel):
@@ -78,9 +88,62 @@ class DecisionView(BaseModel):
     guard: str | None
     scores: list[dict[str, float | int | None]]
     inputs: dict[str, float]
+    observed: dict[str, Any]
+    """Windowed counts behind a depth decision: `seconds`, and `cells` per executed (num_steps, max_batch_size)."""
+    estimate: dict[str, Any]
+    """What the evidence said about the slot."""
     policy: str
     policy_version: str
     code_version: str
+
+
+class DecisionsView(BaseModel):
+    """A page of the journal."""
+
+    decisions: list[DecisionView]
+    next: int
+    """Give it as `after` to go on."""
+
+
+class ExplanationView(BaseModel):
+    """Why a worker runs at its depth."""
+
+    worker: str
+    at: datetime
+    lines: list[str]
+    decisions: list[DecisionView]
+    """The records that the lines rest on."""
+
+
+class ModesView(BaseModel):
+    """The controller's mode, and what holds for each worker."""
+
+    mode: Mode
+    workers: dict[str, Mode]
+
+
+class WorkerModeView(BaseModel):
+    """A worker's mode."""
+
+    worker: str
+    mode: Mode
+    own: bool
+
+
+class HealthView(BaseModel):
+    """Answer of `/healthz`."""
+
+    status: str
+
+
+class ReadyView(BaseModel):
+    """Answer of `/readyz`."""
+
+    ready: bool
+    detail: str
+    unreachable_workers: list[str]
+    journal: str
+    """`ok`, or why it cannot be written; the controller goes on without it."""
 
 
 class WorkerView(BaseModel):
@@ -110,6 +173,12 @@ class WorkerView(BaseModel):
     last_decision: DecisionView | None
 
 
+class WorkersView(BaseModel):
+    """All workers."""
+
+    workers: list[WorkerView]
+
+
 def depth_view(loop: ControlLoop, worker: ControlledWorker) -> DepthView:
     """Show a worker's depth."""
     life, status, pin = worker.life, worker.status, worker.pin
@@ -137,7 +206,8 @@ def depth_view(loop: ControlLoop, worker: ControlledWorker) -> DepthView:
         expires_at=_expires_at(loop, worker),
         tiers=list(life.info.candidate_steps) if life else [],
         slots=slots,
-        reason=pin.reason if pin else "",
+        reason=pin.reason if pin else worker.hold.reason if worker.hold else "",
+        held_until=_in(loop, worker.hold.remaining(loop.clock.monotonic())) if worker.hold else None,
     )
 
 
@@ -145,7 +215,7 @@ def _source(loop: ControlLoop, worker: ControlledWorker) -> Source | None:
     if worker.status is None:
         return None
     if worker.status.source == "plan":
-        return "frozen" if loop.mode_of(worker) == "frozen" else "policy"
+        return "frozen" if worker.mode == "frozen" else "policy"
     return worker.status.source
 
 
@@ -157,7 +227,11 @@ def _expires_at(loop: ControlLoop, worker: ControlledWorker) -> datetime | None:
         remaining = worker.status.remaining_seconds - (now - worker.status_seconds)
     else:
         return None
-    return datetime.fromtimestamp(loop.clock.wall() + remaining, UTC) if remaining > 0 else None
+    return _in(loop, remaining) if remaining > 0 else None
+
+
+def _in(loop: ControlLoop, seconds: float) -> datetime:
+    return datetime.fromtimestamp(loop.clock.wall() + seconds, UTC)
 
 
 def decision_view(record: Record) -> DecisionView:
@@ -178,6 +252,8 @@ def decision_view(record: Record) -> DecisionView:
         guard=decision.guard,
         scores=[{"num_steps": s.num_steps, "score": s.score, "sd": s.sd} for s in decision.scores],
         inputs=dict(decision.inputs),
+        observed=dict(decision.observed),
+        estimate=dict(decision.estimate),
         policy=decision.policy,
         policy_version=decision.policy_version,
         code_version=decision.code_version,
@@ -200,7 +276,7 @@ def worker_view(loop: ControlLoop, worker: ControlledWorker, last: Record | None
         drafter=info.drafter if info else None,
         adaptation=info.adaptation if info else None,
         adaptation_off_reason=info.adaptation_off_reason if info else None,
-        mode=loop.mode_of(worker),
+        mode=worker.mode,
         depth=depth_view(loop, worker),
         queue=worker.stats.queue if worker.stats else None,
         running_batch=worker.stats.queue.running if worker.stats else None,

@@ -14,13 +14,14 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from controller.app.build import build_loop as build_controller_loop
+from controller.app.build import open_journal
 from controller.clock import SystemClock
 from controller.commands import Operator
 from controller.config import ControllerConfig
-from controller.journal import MemoryJournal
+from controller.journal import Journal
 from controller.loop import ControlLoop
 from controller.metrics import ControllerMetrics
-from controller.record import Recorder
 from controller.worker_client import (
     BadAnswer,
     Conflict,
@@ -201,18 +202,18 @@ class Stream:
                 threading.Thread(target=self.submit).start()
 
 
-def build_loop(client: HttpWorkerClient, **sections: Any) -> tuple[ControlLoop, MemoryJournal]:
+def build_loop(client: HttpWorkerClient, **sections: Any) -> tuple[ControlLoop, Journal]:
     config = ControllerConfig.model_validate(
         {
             "workers": [{"id": "a", "url": "http://worker"}],
             "guards": {"window_seconds": 0.2, "dwell_seconds": 0.0},
+            "journal": {"path": ":memory:"},
         }
         | sections
     )
     clock, metrics = SystemClock(), ControllerMetrics(CollectorRegistry())
-    journal = MemoryJournal(wall=clock.wall)
-    recorder = Recorder(journal, metrics, policy=config.policy.kind, code_version="test")
-    loop = ControlLoop(config, {"a": client}, clock=clock, metrics=metrics, recorder=recorder, epoch=1)
+    journal = open_journal(config, clock=clock, metrics=metrics)
+    loop = build_controller_loop(config, {"a": client}, clock=clock, metrics=metrics, journal=journal)
     return loop, journal
 
 

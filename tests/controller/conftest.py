@@ -3,7 +3,7 @@
 import importlib.util
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from controller.app.build import build_loop, open_journal
 from controller.config import ControllerConfig
-from controller.journal import MemoryJournal
-from controller.loop import ControlLoop
 from controller.metrics import ControllerMetrics
-from controller.record import Recorder
 
 
 def _load(name: str) -> ModuleType:
@@ -35,20 +33,27 @@ class Rig:
         self.clock = clock
         self.simulated = workers
         listed = [{"id": name, "url": f"http://{name}:1"} for name in workers]
+        sections = {"journal": {"path": ":memory:"}, **sections}
         self.config = ControllerConfig(workers=listed, **sections)
         self.registry = CollectorRegistry()
-        self.journal = MemoryJournal(wall=clock.wall)
-        metrics = ControllerMetrics(self.registry)
-        recorder = Recorder(self.journal, metrics, policy=self.config.policy.kind, code_version="test")
-        self.loop = ControlLoop(
+        self.metrics = ControllerMetrics(self.registry)
+        self.start()
+
+    def start(self) -> None:
+        """Start a controller; after `stop`, another one with the same journal."""
+        self.journal = open_journal(self.config, clock=self.clock, metrics=self.metrics)
+        self.loop = build_loop(
             self.config,
-            workers,
-            clock=clock,
-            metrics=metrics,
-            recorder=recorder,
-            epoch=int(clock.wall() * 1000),
+            self.simulated,
+            clock=self.clock,
+            metrics=self.metrics,
+            journal=self.journal,
             rng=random.Random(1),
         )
+
+    def stop(self) -> None:
+        """End the controller; the workers go on."""
+        self.journal.close()
 
     async def run(self, seconds: float, rounds_per_second: float = 40, poll: float = 0.25) -> None:
         """Let workers and loop run for a stretch of virtual time."""
@@ -82,10 +87,14 @@ def worker(simulation: ModuleType, clock: Any) -> Any:
 
 
 @pytest.fixture
-def make_rig(clock: Any) -> Callable[..., Rig]:
+def make_rig(clock: Any) -> Iterator[Callable[..., Rig]]:
     """`make_rig({"a": worker}, guards={…}, …)` -> Rig."""
+    made: list[Rig] = []
 
     def make(workers: dict[str, Any], **sections: Any) -> Rig:
-        return Rig(workers, clock, **sections)
+        made.append(Rig(workers, clock, **sections))
+        return made[-1]
 
-    return make
+    yield make
+    for rig in made:
+        rig.stop()

@@ -32,6 +32,7 @@ def client(simulated: Any) -> Iterator[TestClient]:
                 "backoff_max_seconds": 0.02,
             },
             "guards": {"window_seconds": 600},
+            "journal": {"path": ":memory:"},
             "workers": [{"id": "a", "url": "http://a:1"}],
         }
     )
@@ -239,13 +240,17 @@ def test_metrics_health_and_links(client: TestClient) -> None:
     ):
         assert series in metrics.text, series
     assert client.get("/healthz").status_code == 200
-    assert client.get("/readyz").json() == {"ready": True, "detail": "ok", "unreachable_workers": []}
+    assert client.get("/readyz").json() == {
+        "ready": True, "detail": "ok", "unreachable_workers": [], "journal": "ok",
+    }  # fmt: skip
     assert "v1/workers" in client.get("/").json()["links"]
 
 
 def test_readiness_turns_false_when_turns_are_late(simulated: Any, simulation: ModuleType) -> None:
     clock = simulation.VirtualClock()
-    config = ControllerConfig.model_validate({"workers": [{"id": "a", "url": "http://a:1"}]})
+    config = ControllerConfig.model_validate(
+        {"workers": [{"id": "a", "url": "http://a:1"}], "journal": {"path": ":memory:"}}
+    )
     app = create_app(config, clock=clock, registry=CollectorRegistry(), clients={"a": simulated})
     assert TestClient(app).get("/readyz").status_code == 503, "the loop does not run"
 
@@ -265,6 +270,8 @@ def test_readiness_turns_false_when_turns_are_late(simulated: Any, simulation: M
 
 
 def test_two_apps_in_one_process(simulated: Any) -> None:
-    config = ControllerConfig.model_validate({"workers": [{"id": "a", "url": "http://a:1"}]})
+    config = ControllerConfig.model_validate(
+        {"workers": [{"id": "a", "url": "http://a:1"}], "journal": {"path": ":memory:"}}
+    )
     for _ in range(2):
         create_app(config, clock=SystemClock(), registry=CollectorRegistry(), clients={"a": simulated})

@@ -12,6 +12,11 @@ from controller.worker_client import Refused
 from worker.protocol import Pin, PlanEntry, SpecPlan
 
 MakeRig = Callable[..., Any]
+SLOTS = [
+    {"max_batch_size": 1, "candidate_steps": [0, 1, 2, 3, 5, 7]},
+    {"max_batch_size": 4, "candidate_steps": [0, 1, 2, 3]},
+    {"max_batch_size": 8, "candidate_steps": [0, 1, 2]},
+]
 
 
 def go(rig: Any, seconds: float, **other: float) -> None:
@@ -22,7 +27,7 @@ def test_a_just_started_controller_adopts_and_changes_nothing_within_its_window(
     worker: Any, make_rig: MakeRig
 ) -> None:
     worker.acceptance = [1.0] * 64
-    rig = make_rig({"a": worker})
+    rig = make_rig({"a": worker}, guards={"window_seconds": 2.0})
     go(rig, 1.75)
     assert {entry.num_steps for plan in worker.plans for entry in plan.entries} == {2}
     assert set(worker.depths) == {2} and rig.reasons() == ["met", "climb"]
@@ -200,7 +205,9 @@ def test_a_worker_without_adaptation_is_left_alone(
 
 def test_static_goes_through_the_guards_too(worker: Any, make_rig: MakeRig) -> None:
     rig = make_rig(
-        {"a": worker}, policy={"name": "static", "parameters": {"num_steps": 7}}, guards={"max_num_steps": 3}
+        {"a": worker},
+        policy={"name": "static", "parameters": {"num_steps": 7}, "slots": SLOTS},
+        guards={"max_num_steps": 3, "window_seconds": 2.0},
     )
     go(rig, 1.5, rounds_per_second=0)
     assert {e.num_steps for e in worker.plans[-1].entries} == {2}
