@@ -23,7 +23,6 @@ import httpx
 
 from bench.clients import sglang_load
 from bench.demo.processes import Children, DemoError, port_or_free
-from worker.build import model_directory
 
 TEXTS = Path(__file__).resolve().parents[1] / "texts"
 READY_SECONDS = 600.0
@@ -209,7 +208,7 @@ def serve(children: Children, options: argparse.Namespace, scratch: Path) -> Sta
             raise DemoError(f"the worker was not ready within {READY_SECONDS:g} s")
         time.sleep(0.2)
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-    tokenizer = model_directory("default").resolve()
+    tokenizer = Path(httpx.get(f"{url}/model_info").json()["tokenizer_path"]).resolve()
     return Stage(url, model, tokenizer, options.environments.resolve(), scratch)
 
 

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from worker.cli import main
+from worker.config import load_config
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 ENVIRONMENT = {
@@ -236,6 +237,8 @@ def test_a_missing_file_is_named(
 ) -> None:
     assert main([*command, "--config", str(tmp_path / "missing.toml")]) == 2
     assert "missing.toml" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError):
+        load_config(tmp_path / "missing.toml")
 
 
 @pytest.mark.parametrize(
