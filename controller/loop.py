@@ -178,7 +178,7 @@ class ControlLoop:
     ) -> None:
         self.recorder.turn(worker, turn, found, verdicts, outcome)
         if worker.shadow is not None and worker.life is not None:
-            self.recorder.shadow(worker, worker.shadow.kind, found, worker.shadow.turn(turn))
+            self.recorder.shadow(worker, worker.shadow, worker.shadow.turn(turn))
             worker.shadow.follow(worker.life.depths)
 
     def adopt(self, worker: ControlledWorker, depths: Depths) -> None:

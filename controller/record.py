@@ -13,7 +13,7 @@ from controller.controlled import ControlledWorker
 from controller.journal import Journal
 from controller.metrics import ControllerMetrics
 from controller.policies import PolicyKind
-from controller.shadow import estimated_gain
+from controller.shadow import Shadow, estimated_gain
 from controller.snapshot import NotASnapshot
 from controller.tape import checkpoint
 from controller.turn import Turn
@@ -94,14 +94,14 @@ class Recorder:
         if self._keeps_turns and worker.life_number:
             self._journal.step(worker.life_number, kind, body)
 
-    def shadow(
-        self, worker: ControlledWorker, policy: PolicyKind, estimate: Estimate, verdicts: Sequence[Verdict]
-    ) -> None:
+    def shadow(self, worker: ControlledWorker, shadow: Shadow, verdicts: Sequence[Verdict]) -> None:
         """Record what the policy that only looks on would newly do."""
-        for verdict in verdicts:
+        estimate, policy = shadow.estimate, shadow.kind
+        for verdict in verdicts if estimate is not None else ():
+            assert estimate is not None
             found = self._decision(worker, verdict, "advisory", estimate)
             wanted = verdict.proposal
-            gain = estimated_gain(found.scores, wanted.num_steps_before, verdict.num_steps)
+            gain = estimated_gain(estimate, wanted.slot, wanted.num_steps_before, verdict.num_steps)
             decision = dataclasses.replace(
                 found,
                 kind="shadow",
@@ -214,5 +214,10 @@ def estimated(estimate: Estimate, slot: int) -> dict[str, Any]:
     for found in estimate.slots:
         if found.slot.max_batch_size == slot:
             whole = dataclasses.asdict(found)
-            return {name: value for name, value in whole.items() if name not in ("slot", "scores")}
+            known = {name: value for name, value in whole.items() if name not in ("slot", "scores")}
+            if slot in estimate.forecasts:
+                known["forecast"] = dataclasses.asdict(estimate.forecasts[slot])
+            if estimate.acceptance is not None:
+                known["acceptance"] = dataclasses.asdict(estimate.acceptance)
+            return known
     return {}

@@ -116,6 +116,8 @@ class _Player:
         self._life: Life | None = None
         self._shadow: Shadow | None = None
         self._expected = 1
+        self._wanted: dict[int, tuple[int, int]] = {}
+        """Slot -> the shadow's newest wish."""
 
     def play(self, rows: Iterator[Row]) -> None:
         """Play the rows until the end or the first difference."""
@@ -171,11 +173,16 @@ class _Player:
                 f"in the turn at {wall:.3f} (turn {self._result.turns}) the decisions differ: {where}"
             )
         if self._shadow is not None and self._result.would_be is not None:
-            new = self._shadow.turn(turn)
-            self._result.would_be.changes += [
-                (wall, v.proposal.slot, v.proposal.num_steps_before, v.num_steps, v.proposal.reason)
-                for v in new
-            ]
+            for verdict in self._shadow.turn(turn):
+                slot, before, after = (
+                    verdict.proposal.slot,
+                    verdict.proposal.num_steps_before,
+                    verdict.num_steps,
+                )
+                if self._wanted.get(slot) != (before, after):
+                    self._wanted[slot] = before, after
+                    change = wall, slot, before, after, verdict.proposal.reason
+                    self._result.would_be.changes.append(change)
             self._follow(life)
             self._count(self._result.would_be)
 

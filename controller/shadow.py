@@ -4,14 +4,14 @@ At every turn it stands on the table that is really in force (its own wishes are
 what it would change from here. Pure, as the policies are: `replay` uses it for "what would that policy have done".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from controller.config import ControllerConfig, PolicyConfig
 from controller.life import Life
 from controller.turn import Turn
-from controller.types import TierScore, Verdict, slot_edge
+from controller.types import Estimate, Verdict, slot_edge
 from controller.worker_client import WorkerClient
 from worker.protocol import PlanStatus, SpecInfo
 
@@ -27,7 +27,7 @@ class Wished:
     num_steps_now: int
     num_steps: int
     gain: float | None
-    """Estimated relative gain of the change, e.g. 0.05; None where the policy's scores do not say."""
+    """Estimated relative gain in tokens per second, e.g. 0.05; None while round seconds are not known."""
 
 
 class Shadow:
@@ -47,12 +47,14 @@ class Shadow:
         """
         self.kind = policy.kind
         self._life = bystander(worker_id, config.model_copy(update={"policy": policy}), life.info, now)
+        self.estimate: Estimate | None = None
+        """What its evidence says, on its own slots, as of the newest turn."""
         self._wishes: dict[int, tuple[Wished, float]] = {}
         self.follow(life.depths)
 
     def turn(self, turn: Turn) -> list[Verdict]:
         """Take the turn's observation in; return what the policy would do now and the guards would allow it."""
-        estimate = self._life.estimator.estimate(turn.observation)
+        estimate = self.estimate = self._life.estimator.estimate(turn.observation)
         if not self._life.info.adaptation or turn.is_pinned:
             return []
         proposals = self._life.decide(estimate)
@@ -64,7 +66,9 @@ class Shadow:
                     slot=proposal.slot,
                     num_steps_now=proposal.num_steps_before,
                     num_steps=verdict.num_steps,
-                    gain=estimated_gain(proposal.scores, proposal.num_steps_before, verdict.num_steps),
+                    gain=estimated_gain(
+                        estimate, proposal.slot, proposal.num_steps_before, verdict.num_steps
+                    ),
                 )
                 self._wishes[proposal.slot] = wished, turn.now
         self._forget_old(turn.now)
@@ -111,13 +115,15 @@ def bystander(worker_id: str, config: ControllerConfig, info: SpecInfo, now: flo
     return Life(worker_id, nobody, config, epoch=0, info=info, status=status, now=now)
 
 
-def estimated_gain(scores: Sequence[TierScore], before: int, after: int) -> float | None:
-    """Return the relative gain of a change by a policy's own scores; None if one of them is unknown.
+def estimated_gain(estimate: Estimate, slot: int, before: int, after: int) -> float | None:
+    """Return the estimated relative gain in tokens per second of another depth in a slot.
 
-    Scores that are zero or less for the present depth (no drafts, say) allow no ratio.
+    From the forecasts that every estimate carries, whatever the policy looks at; None while round seconds are not
+    known.
     """
-    by_depth = {score.num_steps: score.score for score in scores}
-    old, new = by_depth.get(before), by_depth.get(after)
-    if old is None or new is None or old <= 0:
+    forecast = estimate.forecasts.get(slot)
+    if forecast is None:
         return None
-    return new / old - 1
+    goodput = {tier.num_steps: tier.goodput for tier in forecast.tiers}
+    old, new = goodput.get(before), goodput.get(after)
+    return None if not old or new is None else new / old - 1

@@ -81,7 +81,7 @@ class _Restoring:
     def restore(self, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        kind = next(iter(data))
+        kind = next(iter(data), "")
         if kind == "ref":
             return self._made[data["ref"]]
         if kind == "tuple":
