@@ -271,6 +271,8 @@ class Journal:
 
     def close(self) -> None:
         """Write what waits, as far as that is possible, and close the file."""
+        if self._ended.is_set():
+            return
         self._ended.set()
         self._wake.set()
         if self._thread.is_alive():

@@ -65,7 +65,11 @@ class Store:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._prepare()
+        except JournalError:
+            self.close()
+            raise
         except (sqlite3.Error, OSError) as error:
+            self.close()
             raise JournalError(f"journal.path: {path}: {error}") from error
 
     @classmethod
@@ -84,8 +88,10 @@ class Store:
             store._connection = _connect(f"{uri}?mode=ro", is_uri=True)
             version = store._version()
         except sqlite3.Error as error:
+            store.close()
             raise JournalError(f"{path}: {error}") from error
         if version != SCHEMA_VERSION:
+            store.close()
             raise JournalError(f"{path}: journal version {version}, this program reads {SCHEMA_VERSION}")
         return store
 
@@ -156,7 +162,8 @@ class Store:
     def close(self) -> None:
         """Close the file; the lock goes with it."""
         with self._lock:
-            self._connection.close()
+            if hasattr(self, "_connection"):
+                self._connection.close()
         if self._lock_file is not None:
             self._lock_file.close()
 

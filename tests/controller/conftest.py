@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry
 from controller.app.build import build_loop, open_journal
 from controller.config import ControllerConfig
 from controller.metrics import ControllerMetrics
+from controller.turn import Turn
+from controller.types import Observation
 
 
 def _load(name: str) -> ModuleType:
@@ -98,3 +100,22 @@ def make_rig(clock: Any) -> Iterator[Callable[..., Rig]]:
     yield make
     for rig in made:
         rig.stop()
+
+
+@pytest.fixture
+def turn_of() -> Callable[..., Turn]:
+    """`turn_of(now=…)` -> an idle turn."""
+
+    def make(now: float = 0.0) -> Turn:
+        observation = Observation(
+            boot_id="boot-1",
+            seconds=now,
+            span_seconds=0.25,
+            cells=(),
+            running=0,
+            waiting=0,
+            generated_tokens=0,
+        )
+        return Turn(observation=observation, now=now, age_seconds=0.0, mode="active")
+
+    return make
