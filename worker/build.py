@@ -13,23 +13,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker.config import SpecConfig, WorkerConfig
+from worker.config import WorkerConfig
 from worker.device import available_cores, choose_device, choose_precision
 from worker.engine import Engine
 from worker.engine_thread import EngineThread
 from worker.memory import Placed, available_bytes, check_budget, plan_memory
 from worker.model_runner import ModelRunner
-from worker.models.config import ModelError, read_config
-from worker.models.decoder import Decoder
-from worker.models.loader import load_decoder, load_tokenizer, token_count
+from worker.models.config import read_config
+from worker.models.loader import load_tokenizer, token_count
 from worker.models.locate import locate_model, model_name
+from worker.pairing import build_drafter, check_width, draft_cache_tokens, load_model
 from worker.profile import PROFILE_CONTEXT_TOKENS, Profiler, load_or_measure, profile_path
 from worker.protocol import LatencyProfile, SpecInfo
 from worker.scheduler import Scheduler
 from worker.self_check import check_every_tier
 from worker.spec.draft import Drafter
-from worker.spec.model_draft import ModelDrafter
-from worker.spec.ngram import NgramDrafter
 from worker.spec.plan import PlanTable
 from worker.spec.runtime_state import SpecRuntimeState, build_runtime_states
 from worker.spec.stats import StatsRecorder
@@ -75,7 +73,7 @@ def _check_memory(config: WorkerConfig, directory: Path, device: torch.device) -
     draft = None
     if config.spec.drafter == "model":
         draft_config = read_config(model_directory(config.spec.draft_model_path or ""))
-        draft = Placed(draft_config, slots, _draft_tokens(config))
+        draft = Placed(draft_config, slots, draft_cache_tokens(config))
     precision = choose_precision(config.model.dtype, device)
     budget = plan_memory(
         Placed(read_config(directory), slots, engine.max_context_tokens),
@@ -90,19 +88,6 @@ def _check_memory(config: WorkerConfig, directory: Path, device: torch.device) -
     check_budget(budget, max_kv_bytes=engine.max_kv_bytes, available=available_bytes(device))
 
 
-def _draft_tokens(config: WorkerConfig) -> int:
-    """Room per slot of the draft's cache: a row near its end still runs the round's whole depth.
-
-    What it drafts past its budget is not verified.
-    """
-    return config.engine.max_context_tokens + config.spec.candidate_steps[-1] + 1
-
-
-def _load(config: WorkerConfig, directory: Path, device: torch.device) -> Decoder:
-    precision = choose_precision(config.model.dtype, device)
-    return load_decoder(directory, dtype=precision.dtype, device=device, packed=precision.packed)
-
-
 class _Parts(NamedTuple):
     """What is loaded once, whoever assembles an engine over it."""
 
@@ -113,13 +98,13 @@ class _Parts(NamedTuple):
 
 def _load_parts(config: WorkerConfig, directory: Path, tokenizer: Any, device: torch.device) -> _Parts:
     engine = config.engine
-    decoder = _load(config, directory, device)
+    decoder = load_model(config, directory, device)
     limit = decoder.config.max_position_embeddings
     if engine.max_context_tokens > limit:
         raise ValueError(
             f"engine.max_context_tokens {engine.max_context_tokens} is above the model's limit {limit}"
         )
-    _check_width(decoder, tokenizer, directory)
+    check_width(decoder, tokenizer, directory)
     runner = ModelRunner(
         decoder,
         num_slots=engine.max_running_requests,
@@ -129,7 +114,7 @@ def _load_parts(config: WorkerConfig, directory: Path, tokenizer: Any, device: t
     states = build_runtime_states(
         config.spec.candidate_steps, max_batch_size=engine.max_running_requests, device=device
     )
-    return _Parts(runner, _build_drafter(config, tokenizer, device), states)
+    return _Parts(runner, build_drafter(config, tokenizer, device), states)
 
 
 def _describe(config: WorkerConfig, directory: Path, parts: _Parts, device: torch.device) -> SpecInfo:
@@ -230,64 +215,6 @@ def _profile(config: WorkerConfig, info: SpecInfo, directory: Path, parts: _Part
         return profiler.measure(batch_sizes, engine.profile_seconds)
 
     return load_or_measure(profile_path(engine.profile_dir, key), measure)
-
-
-def _build_drafter(config: WorkerConfig, tokenizer: Any, device: torch.device) -> Drafter | None:
-    spec, engine = config.spec, config.engine
-    if spec.drafter == "none":
-        return None
-    if spec.drafter == "ngram":
-        return NgramDrafter(ngram_min=spec.ngram_min, ngram_max=spec.ngram_max, device=device)
-    return _build_model_drafter(spec, config, tokenizer, device, rows=engine.max_running_requests)
-
-
-def _build_model_drafter(
-    spec: SpecConfig, config: WorkerConfig, tokenizer: Any, device: torch.device, *, rows: int
-) -> ModelDrafter:
-    directory = model_directory(spec.draft_model_path or "")
-    check_same_tokens(tokenizer, load_tokenizer(directory), directory)
-    decoder = _load(config, directory, device)
-    _check_width(decoder, tokenizer, directory)
-    limit = decoder.config.max_position_embeddings
-    if limit < config.engine.max_context_tokens:
-        logger.warning("the draft model has %d positions: texts beyond are decoded without drafts", limit)
-    runner = ModelRunner(
-        decoder,
-        num_slots=rows,
-        max_tokens=_draft_tokens(config),
-        num_tokens=token_count(tokenizer),
-    )
-    return ModelDrafter(
-        runner,
-        topk=spec.topk,
-        max_rows=max(config.engine.cuda_graph_max_batch_size, rows, 1),
-        use_fast_path=spec.fast_path == "auto",
-        catch_up_chunk_tokens=config.engine.prefill_chunk_tokens,
-    )
-
-
-def _check_width(decoder: Decoder, tokenizer: Any, directory: Path) -> None:
-    """Refuse an embedding without a row for every token; a wider one is padded, and its padding is never drawn."""
-    width, tokens = decoder.config.vocab_size, token_count(tokenizer)
-    if width < tokens:
-        raise ModelError(f"{directory}: vocab_size {width} is below the tokenizer's {tokens} tokens")
-
-
-def check_same_tokens(target: Any, draft: Any, directory: Path) -> None:
-    """Compare two tokenizers by their token strings, id by id: equal sizes prove nothing.
-
-    Raises:
-        ModelError: naming the first id that means something else to the draft model.
-    """
-    ours, theirs = (
-        {id_: token for token, id_ in tokenizer.get_vocab().items()} for tokenizer in (target, draft)
-    )
-    for id_ in sorted(ours.keys() | theirs.keys()):
-        if ours.get(id_) != theirs.get(id_):
-            raise ModelError(
-                f"{directory}: the draft's tokenizer differs from the target's at id {id_}: "
-                f"{theirs.get(id_)!r} instead of {ours.get(id_)!r}"
-            )
 
 
 def _device_name(device: torch.device) -> str:

@@ -13,15 +13,16 @@ import torch
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
-from worker import build
+from worker import build, pairing
 from worker.api.served import ServedModel
-from worker.build import build_engine, check_same_tokens
+from worker.build import build_engine
 from worker.config import WorkerConfig
 from worker.memory import MemoryTooSmall
 from worker.models.attention import Segment
 from worker.models.config import ModelError, read_config
 from worker.models.loader import load_decoder, load_tokenizer, token_count
 from worker.models.store import MODELS_DIR_VARIABLE
+from worker.pairing import check_same_tokens
 from worker.server import create_app
 from worker.tokenization import Tokenizer
 
@@ -251,7 +252,7 @@ def test_a_machine_that_is_too_small_is_noticed_before_anything_is_loaded(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(build, "load_decoder", refuse)
+    monkeypatch.setattr(pairing, "load_decoder", refuse)
     monkeypatch.setattr(build, "available_bytes", lambda _: 100_000)
     with pytest.raises(MemoryTooSmall, match=r"100 kB of memory can be had, not enough for target weights"):
         build_pair(directory, directory)

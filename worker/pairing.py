@@ -1,0 +1,95 @@
+"""The target's partner: loading models at the configured precision, and the drafter that goes with a target.
+
+Two models fit together when their tokenizers agree id by id. Knows nothing about engines or caches' contents.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from worker.config import WorkerConfig
+from worker.device import choose_precision
+from worker.model_runner import ModelRunner
+from worker.models.config import ModelError
+from worker.models.decoder import Decoder
+from worker.models.loader import load_decoder, load_tokenizer, token_count
+from worker.models.locate import locate_model
+from worker.spec.draft import Drafter
+from worker.spec.model_draft import ModelDrafter
+from worker.spec.ngram import NgramDrafter
+
+logger = logging.getLogger(__name__)
+
+
+def load_model(config: WorkerConfig, directory: Path, device: torch.device) -> Decoder:
+    """Load a model directory as `[model] dtype` says."""
+    precision = choose_precision(config.model.dtype, device)
+    return load_decoder(directory, dtype=precision.dtype, device=device, packed=precision.packed)
+
+
+def draft_cache_tokens(config: WorkerConfig) -> int:
+    """Room per slot of the draft's cache: a row near its end still runs the round's whole depth.
+
+    What it drafts past its budget is not verified.
+    """
+    return config.engine.max_context_tokens + config.spec.candidate_steps[-1] + 1
+
+
+def build_drafter(config: WorkerConfig, tokenizer: Any, device: torch.device) -> Drafter | None:
+    """Make the configured drafter; None decodes plainly. Raises ModelError for a model that does not fit."""
+    spec = config.spec
+    if spec.drafter == "none":
+        return None
+    if spec.drafter == "ngram":
+        return NgramDrafter(ngram_min=spec.ngram_min, ngram_max=spec.ngram_max, device=device)
+    return _build_model_drafter(config, tokenizer, device)
+
+
+def _build_model_drafter(config: WorkerConfig, tokenizer: Any, device: torch.device) -> ModelDrafter:
+    spec, rows = config.spec, config.engine.max_running_requests
+    directory = locate_model(spec.draft_model_path or "")
+    check_same_tokens(tokenizer, load_tokenizer(directory), directory)
+    decoder = load_model(config, directory, device)
+    check_width(decoder, tokenizer, directory)
+    limit = decoder.config.max_position_embeddings
+    if limit < config.engine.max_context_tokens:
+        logger.warning("the draft model has %d positions: texts beyond are decoded without drafts", limit)
+    runner = ModelRunner(
+        decoder,
+        num_slots=rows,
+        max_tokens=draft_cache_tokens(config),
+        num_tokens=token_count(tokenizer),
+    )
+    return ModelDrafter(
+        runner,
+        topk=spec.topk,
+        max_rows=max(config.engine.cuda_graph_max_batch_size, rows, 1),
+        use_fast_path=spec.fast_path == "auto",
+        catch_up_chunk_tokens=config.engine.prefill_chunk_tokens,
+    )
+
+
+def check_width(decoder: Decoder, tokenizer: Any, directory: Path) -> None:
+    """Refuse an embedding without a row for every token; a wider one is padded, and its padding is never drawn."""
+    width, tokens = decoder.config.vocab_size, token_count(tokenizer)
+    if width < tokens:
+        raise ModelError(f"{directory}: vocab_size {width} is below the tokenizer's {tokens} tokens")
+
+
+def check_same_tokens(target: Any, draft: Any, directory: Path) -> None:
+    """Compare two tokenizers by their token strings, id by id: equal sizes prove nothing.
+
+    Raises:
+        ModelError: naming the first id that means something else to the draft model.
+    """
+    ours, theirs = (
+        {id_: token for token, id_ in tokenizer.get_vocab().items()} for tokenizer in (target, draft)
+    )
+    for id_ in sorted(ours.keys() | theirs.keys()):
+        if ours.get(id_) != theirs.get(id_):
+            raise ModelError(
+                f"{directory}: the draft's tokenizer differs from the target's at id {id_}: "
+                f"{theirs.get(id_)!r} instead of {ours.get(id_)!r}"
+            )
