@@ -115,6 +115,10 @@ check-compose-config:  ## Validate the compose files with `docker compose config
 	docker compose -f docker-compose.yml -f docker-compose.gpu.yml config -q
 	@echo "compose files are valid"
 
+.PHONY: bench-policy
+bench-policy: setup  ## Play every policy on the test scenarios on virtual time (SEEDS=10), against the best fixed depths
+	@exec $(PY) -m bench.policy --seeds $(or $(SEEDS),10)
+
 .PHONY: clean
 clean:  ## Remove .venv and caches (the fetched model stays)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

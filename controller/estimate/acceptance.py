@@ -34,7 +34,7 @@ RATIO = 0.99
 """Without a learned shape: q_i = RATIO p_{i-1}."""
 WINDOWS = 6
 """Windows within which the beginning of a change is looked for."""
-CHANGE_ODDS = 0.01
+CHANGE_ODDS = 0.02
 """Odds of a change within a window, before anything is seen of it."""
 MAX_DISPERSION = 2.5
 
@@ -88,7 +88,7 @@ class Acceptance:
         """Take a window in; an empty one lets the evidence fade."""
         self._fade(span_seconds)
         window = self._counts(cells)
-        self._surprise = self._odds = 0.0
+        self._odds = 0.0
         if not window.reached or window.reached[0] <= 0:
             self._old.rounds += window.rounds
             self._old.request_rounds += window.request_rounds

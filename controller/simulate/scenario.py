@@ -43,14 +43,16 @@ class LatencyConfig(Section):
     """[[rows, extra seconds], …]: jumps of the curve, added above that many rows."""
     context_row_seconds: Seconds = 0.0
     table_file: str | None = None
-    """A worker's latency profile as JSON, in place of the formula; relative to the scenario's file."""
+    """A worker's latency profile as JSON (or a recorded trace that holds one), in place of the formula; relative to
+    the scenario's file."""
     noise: Annotated[float, Field(ge=0, le=1)] = 0.03
     """Standard deviation of the logarithm of a round's seconds."""
     spike_probability: Probability = 0.0
     spike_factor: Annotated[float, Field(ge=1, le=100)] = 3.0
     drift: Annotated[float, Field(ge=0, le=0.9)] = 0.0
     """Amplitude of a slow common change of all times (other load on the machine)."""
-    drift_period_seconds: Annotated[float, Field(gt=0)] = 60.0
+    drift_period_phases: Annotated[float, Field(gt=0)] = 1.3
+    """Its period, in phases of work rather than seconds: every policy meets the same speed at the same text."""
 
 
 class ProfileConfig(Section):

@@ -1,6 +1,7 @@
 """The latency surface of a simulated worker: seconds of a round by batch size, depth, rows and context."""
 
 import bisect
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,8 @@ class Surface:
         """The profile behind the surface, if it is a real worker's."""
         self._table = None
         if config.table_file is not None:
-            text = (directory / config.table_file).read_text(encoding="utf-8")
-            self.measured = LatencyProfile.model_validate_json(text)
+            content = json.loads((directory / config.table_file).read_text(encoding="utf-8"))
+            self.measured = LatencyProfile.model_validate(content.get("profile", content))
             self._table = ProfileTable(self.measured)
 
     def seconds(self, batch_size: int, num_steps: int, rows: float, context_tokens: float) -> float:

@@ -63,13 +63,13 @@ class SimulatedWorker:
         self._depth = scenario.fallback
         self._phase: PhaseConfig | None = None
         self._traffic: Traffic | None = None
-        self._done = self._work = 0
+        self._done = self._work = self._number = 0
 
     def begin(self, phase: PhaseConfig, number: int, tokens: int) -> None:
         """Start a phase of so many tokens."""
         self._phase = phase
         self._traffic = Traffic(phase, self.scenario, f"{self._seed} phase {number}")
-        self._done, self._work = 0, tokens
+        self._done, self._work, self._number = 0, tokens, number
 
     @property
     def is_done(self) -> bool:
@@ -162,7 +162,8 @@ class SimulatedWorker:
         latency = self.scenario.latency
         if not latency.drift:
             return 1.0
-        return 1 + latency.drift * math.sin(2 * math.pi * self.now / latency.drift_period_seconds)
+        place = self._number + self._done / self._work
+        return 1 + latency.drift * math.sin(2 * math.pi * place / latency.drift_period_phases)
 
     # ---- answers ----
 
