@@ -1,12 +1,15 @@
 """Configuration: files, environment, refusals by name; and the command line around it."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +34,10 @@ def test_the_files_we_ship_say_what_the_defaults_are(name: str) -> None:
     config = load_config(CONFIGS / name)
     assert len(config.workers) == 1
     defaults = ControllerConfig()
-    assert (
-        config.model_copy(update={"server": defaults.server, "workers": [], "policy": defaults.policy})
-        == defaults
-    ), "a value in the file that differs from the default should say why"
+    service = {name: getattr(defaults, name) for name in ("server", "journal", "log", "policy")}
+    assert config.model_copy(update={**service, "workers": []}) == defaults, (
+        "a value in the file that differs from the default should say why"
+    )
     assert config.policy.policy_parameters() == defaults.policy.policy_parameters()
     assert config.policy.slots == defaults.policy.slots
 
@@ -73,6 +76,9 @@ def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         ('[[workers]]\nid = "a"\nurl = "a:80"', "workers.0.url"),
         ('[[workers]]\nid = "a"\nurl = "http://u:p@a"', "workers.0.url"),
         ('[[workers]]\nid = "a"\nurl = "http://a"\n[[workers]]\nid = "a"\nurl = "http://b"', "workers"),
+        ('[log]\nformat = "xml"', "log.format"),
+        ("[journal]\ndecision_days = 0", "journal.decision_days"),
+        ('[shadow]\nname = "best"', "shadow"),
         ("[extra]\na = 1", "extra"),
         ("not toml", "controller.toml"),
     ],
@@ -107,37 +113,86 @@ def test_a_bad_token_file_stops_the_start(tmp_path: Path, capsys: Any, content: 
     assert "workers.a.token_file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_run_and_stop(tmp_path: Path, stop: signal.Signals) -> None:
+@contextlib.contextmanager
+def running(tmp_path: Path, toml: str = "") -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
+    """A controller process of its own: process, address, log."""
     file = tmp_path / "controller.toml"
-    file.write_text('[server]\nport = 0\n[[workers]]\nid = "a"\nurl = "http://127.0.0.1:9"')
+    file.write_text(f'[server]\nport = 0\n{toml}\n[[workers]]\nid = "a"\nurl = "http://127.0.0.1:9"')
     log = tmp_path / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "controller.cli", "run", "--config", str(file)], stderr=stderr
+            [sys.executable, "-m", "controller.cli", "run", "--config", str(file)],
+            stderr=stderr,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(CONFIGS.parent)},
         )
     try:
         deadline = time.monotonic() + 60
-        while not (found := re.search(r"listening on (http://\S+)", log.read_text())):
+        while not (found := re.search(r"listening on (http://[\d.:]+)", log.read_text())):
             assert time.monotonic() < deadline and process.poll() is None, log.read_text()
             time.sleep(0.05)
-        answer = httpx.get(found[1] + "/readyz", trust_env=False)
-        assert answer.status_code == 200
-        process.send_signal(stop)
-        assert process.wait(30) == 0, log.read_text()
+        yield process, found[1], log
     finally:
         process.kill()
         process.wait()
 
 
-def test_an_address_that_is_taken_is_a_failure(tmp_path: Path) -> None:
-    import socket
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_run_and_stop(tmp_path: Path, stop: signal.Signals, capsys: Any) -> None:
+    token = "a-token-for-this-test"
+    with running(tmp_path, f'token = "{token}"\n[log]\nformat = "json"') as (process, url, log):
+        assert httpx.get(url + "/readyz", trust_env=False).status_code == 200
+        assert main(["explain", "--worker", "a", "--url", url]) == 1
+        assert "401" in capsys.readouterr().err
+        (tmp_path / "token").write_text(token)
+        question = ["explain", "--worker", "a", "--url", url, "--token-file", str(tmp_path / "token")]
+        assert main(question) == 0 and "worker: unreachable" in capsys.readouterr().out
+        process.send_signal(stop)
+        assert process.wait(30) == 0, log.read_text()
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert {"level", "time", "message"} <= set(lines[0]) and token not in log.read_text()
+        assert any(line.get("reason") == "unreachable" and line["worker"] == "a" for line in lines)
+    assert main(["explain", "--worker", "a", "--journal", str(tmp_path / "data/controller.sqlite3")]) == 0
+    assert "worker: unreachable" in capsys.readouterr().out
 
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    with running(tmp_path, "grace_seconds = 60") as (process, url, log):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as stalled:
+            stalled.sendall(
+                b"PUT /v1/mode HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+            )
+            assert httpx.get(url + "/healthz", trust_env=False).status_code == 200
+            process.terminate()
+            while "SIGTERM: ending" not in log.read_text():
+                time.sleep(0.05)
+            time.sleep(0.3)
+            assert process.poll() is None, "waits for the request"
+            process.terminate()
+            assert process.wait(10) == 1 and "a second signal" in log.read_text()
+
+
+def test_an_open_listener_is_refused_before_it_opens(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "controller.toml"
+    file.write_text('[server]\nhost = "0.0.0.0"\n[journal]\npath = ":memory:"')
+    assert main(["run", "--config", str(file)]) == 1
+    assert "server.allow_open" in capsys.readouterr().err
+
+
+def test_a_journal_that_cannot_be_used_is_refused_by_name(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "controller.toml"
+    file.write_text(f'[journal]\npath = "{file}"')
+    assert main(["run", "--config", str(file)]) == 1
+    assert f"journal.path: {file}: file is not a database" in capsys.readouterr().err
+
+
+def test_an_address_that_is_taken_is_a_failure(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         file = tmp_path / "controller.toml"
-        file.write_text(f"[server]\nport = {taken.getsockname()[1]}")
+        file.write_text(f'[server]\nport = {taken.getsockname()[1]}\n[journal]\npath = ":memory:"')
         done = subprocess.run(
             [sys.executable, "-m", "controller.cli", "run", "--config", str(file)],
             capture_output=True,
