@@ -96,10 +96,13 @@ def run_aiperf(stage: Stage) -> str:
             "--ui", "none", "--no-gpu-telemetry",
         ]
     )  # fmt: skip
-    if not re.search(r"spec(ulative)?.?decod", output, re.IGNORECASE):
+    section = output.partition("LLM Metrics: Spec Decode")[2]
+    length = re.search(r"Acceptance Length \(ratio\)\D+([\d.]+)", section)
+    if length is None:
         raise ClientFailed("AIPerf shows no Spec Decode section")
-    found = re.search(r"acceptance length[^\d\n]*([\d.]+)", output, re.IGNORECASE)
-    return f"Spec Decode section is there, mean acceptance length {found[1] if found else 'not read'}"
+    if f"Processed {REQUESTS} valid requests and 0 errors" not in output:
+        raise ClientFailed("AIPerf counted errors")
+    return f"{REQUESTS} requests, no errors; its Spec Decode section says acceptance length {length[1]}"
 
 
 def run_guidellm(stage: Stage) -> str:
@@ -119,7 +122,12 @@ def run_guidellm(stage: Stage) -> str:
         ],
         HF_HUB_OFFLINE="1",
     )  # fmt: skip
-    return f"{len(output.splitlines())} lines of report, status 0"
+    # The first table's row: strategy, start, end, seconds, warm-up, cool-down, then requests: complete, not, failed.
+    row = re.search(r"^\| concurrent@.*$", output.partition("Run Summary Info")[2], re.MULTILINE)
+    cells = [cell.strip() for cell in row[0].split("|")] if row else []
+    if cells[7:10] != [str(REQUESTS), "0", "0"]:
+        raise ClientFailed(f"GuideLLM's summary is not {REQUESTS} complete requests: {cells[7:10]}")
+    return f"{REQUESTS} requests complete, none failed"
 
 
 def run_sglang(stage: Stage) -> str:
