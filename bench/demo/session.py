@@ -7,6 +7,7 @@ that are taken are replaced, through the environment variables that override any
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -60,6 +61,10 @@ class Session:
         addresses = choose_addresses(self._options.worker_config, self._options.controller_config)
         for note in addresses.notes:
             self._say(note)
+        journal = "SPEC_CONTROLLER_JOURNAL__PATH"
+        if not self._options.no_traffic and journal not in os.environ:
+            # The demo begins from nothing: no pin or mode of an earlier one, and none kept for a later one.
+            addresses.controller_environment[journal] = ":memory:"
         async with AsyncExitStack() as stack:
             worker, control, controller = [
                 await stack.enter_async_context(
