@@ -147,6 +147,10 @@ class GuardConfig(Section):
     min_request_rounds: Annotated[int, Field(ge=1, le=100_000)] = 12
     window_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.5
     """A controller that has just met a worker watches this long before its first change."""
+    breaker_tolerance: Annotated[float, Field(ge=0, le=1)] = 0.10
+    """Forecast and delivered tokens/s may differ by this much; more, window after window: the worker's own depth."""
+    breaker_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    """For this long."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from controller.types import Depths, Proposal, Slot, Verdict
+from controller.types import Delivery, Depths, Proposal, Slot, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,60 @@ class GuardLimits:
     """A controller that has just met a worker watches this long before its first change."""
     hold_after_seconds: float
     """Data older than this changes nothing."""
+    breaker_tolerance: float = 0.10
+    """Relative difference of forecast and delivered tokens/s that counts against the forecasts; 0: no breaker."""
+    breaker_seconds: float = 30.0
+    """How long a worker stays at its safe depth when the forecasts have been wrong for several windows."""
+
+
+BREAKER_WINDOWS = 6
+"""Windows in a row that must be off, all to the same side."""
+BREAKER_ROUNDS = 60
+"""Request-rounds that such a window has at least."""
+
+
+class Breaker:
+    """Takes a worker to its safe depth while what is forecast for it and what it delivers are at odds.
+
+    Estimates follow a change within a window or two. Forecasts that stay off, always to the same side, rest on
+    something that is not so (a cost outside the round's time, counters that do not mean what they should): then no
+    depth should be chosen by them.
+    """
+
+    def __init__(self, limits: GuardLimits) -> None:
+        self._tolerance = limits.breaker_tolerance
+        self._seconds = limits.breaker_seconds
+        self._rounds = 0
+        self._sums = [0.0, 0.0, 0.0, 0.0]
+        self._side = 0
+        self._off = 0
+        self.open_until = float("-inf")
+        self.trips_total = 0
+        self.ratio = 1.0
+        """Delivered over forecast tokens/s in the newest full window."""
+
+    def is_open(self, seconds: float) -> bool:
+        """Whether the worker must be at its safe depth."""
+        return seconds < self.open_until
+
+    def watch(self, delivery: Delivery | None, seconds: float) -> None:
+        """Take a window's delivery in."""
+        if delivery is None or self._tolerance <= 0:
+            return
+        new = (delivery.tokens, delivery.expected_tokens, delivery.seconds, delivery.expected_seconds)
+        self._sums = [total + value for total, value in zip(self._sums, new, strict=True)]
+        self._rounds += delivery.request_rounds
+        if self._rounds < BREAKER_ROUNDS or min(self._sums) <= 0:
+            return
+        tokens, expected_tokens, spent, expected = self._sums
+        self._rounds, self._sums = 0, [0.0, 0.0, 0.0, 0.0]
+        self.ratio = (tokens / spent) / (expected_tokens / expected)
+        side = 1 if self.ratio > 1 + self._tolerance else -1 if self.ratio < 1 - self._tolerance else 0
+        self._off = self._off + 1 if side and side == self._side else abs(side)
+        self._side = side
+        if self._off >= BREAKER_WINDOWS:
+            self.open_until, self._off = seconds + self._seconds, 0
+            self.trips_total += 1
 
 
 class Guards:
@@ -35,6 +89,7 @@ class Guards:
 
     def __init__(self, limits: GuardLimits, slots: Sequence[Slot], met_seconds: float) -> None:
         self._limits = limits
+        self.breaker = Breaker(limits)
         self._slots = {slot.max_batch_size: slot for slot in slots}
         self._met = met_seconds
         self._last_change: dict[int, float] = {}
@@ -77,6 +132,25 @@ class Guards:
                         num_steps=target,
                         reason="bounds",
                         message=f"{depths[edge]} is not among {self._allowed(slot)}, allowed up to batch {edge}",
+                    )
+                )
+        return proposals
+
+    def to_safety(self, depths: Depths, safe_num_steps: int) -> list[Proposal]:
+        """Return a proposal for each slot that is not at the safe depth."""
+        proposals = []
+        for edge, slot in self._slots.items():
+            target = self._nearest(slot, safe_num_steps)
+            if target != depths[edge]:
+                proposals.append(
+                    Proposal(
+                        slot=edge,
+                        num_steps_before=depths[edge],
+                        num_steps=target,
+                        reason="breaker",
+                        message=f"delivered tokens/s were {self.breaker.ratio:.2f} of the forecast, again and again",
+                        inputs={"delivered_over_forecast": self.breaker.ratio},
+                        ends_probe=True,
                     )
                 )
         return proposals

@@ -91,8 +91,14 @@ class Life:
         )
 
     def decide(self, estimate: Estimate) -> list[Proposal]:
-        """Return the policy's wishes, and the guards' own for slots that are out of bounds."""
+        """Return the policy's wishes, and the guards' own for slots that are out of bounds.
+
+        While the breaker is open the policy looks on, and every slot goes to the worker's own depth.
+        """
         proposals = self.policy.decide(estimate)
+        self.guards.breaker.watch(estimate.delivery, estimate.seconds)
+        if self.guards.breaker.is_open(estimate.seconds):
+            return self.guards.to_safety(self.depths, self.info.fallback_num_steps)
         decided = {proposal.slot for proposal in proposals if proposal.is_change}
         outside = [p for p in self.guards.outside(self.depths) if p.slot not in decided]
         named = {proposal.slot for proposal in outside}

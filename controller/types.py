@@ -193,6 +193,17 @@ class SlotForecast:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What a window brought beside what had been forecast for the rounds that it had."""
+
+    request_rounds: int
+    tokens: int
+    expected_tokens: float
+    seconds: float
+    expected_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """All slots of a worker, by rising edge."""
 
@@ -204,6 +215,8 @@ class Estimate:
     acceptance: AcceptanceEstimate | None = None
     forecasts: Mapping[int, SlotForecast] = field(default_factory=dict)
     """By slot edge; empty before the first rounds."""
+    delivery: Delivery | None = None
+    """None where nothing was forecast, or nothing ran."""
 
     @property
     def probe(self) -> ProbeEvidence | None:

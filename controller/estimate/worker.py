@@ -11,6 +11,7 @@ from controller.estimate.latency import Latency, ProfileCell
 from controller.estimate.slots import SlotEvidence
 from controller.types import (
     AcceptanceEstimate,
+    Delivery,
     Depths,
     Estimate,
     Observation,
@@ -55,6 +56,7 @@ class Estimator:
                     evidence.add(cell)
                 else:
                     evidence.wait(cell.rounds)
+        delivery = self._delivery(observation)
         self._acceptance.add(observation.cells, observation.span_seconds)
         acceptance = self._acceptance.estimate()
         drafts = self._drafts(acceptance)
@@ -67,6 +69,28 @@ class Estimator:
             span_seconds=observation.span_seconds,
             acceptance=acceptance,
             forecasts={e: self._forecast(e, acceptance, drafts) for e in self._edges} if is_known else {},
+            delivery=delivery,
+        )
+
+    def _delivery(self, observation: Observation) -> Delivery | None:
+        """Compare a window with what was forecast before it; rounds beside a prefill are left out."""
+        cells = [cell for cell in observation.cells if cell.timed_rounds == cell.rounds]
+        if not self._latency.is_known or not cells:
+            return None
+        acceptance = self._acceptance.estimate()
+        drafts = self._drafts(acceptance)
+        expected_tokens = expected_seconds = 0.0
+        for cell in cells:
+            depth = min(cell.num_steps, self._width)
+            batch_size = cell.request_rounds / cell.rounds
+            expected_tokens += cell.request_rounds * acceptance.expected_tokens(depth)
+            expected_seconds += cell.rounds * self._latency.forecast(batch_size, depth, drafts[depth]).seconds
+        return Delivery(
+            request_rounds=sum(cell.request_rounds for cell in cells),
+            tokens=sum(cell.emitted_tokens for cell in cells),
+            expected_tokens=expected_tokens,
+            seconds=sum(cell.round_seconds for cell in cells),
+            expected_seconds=expected_seconds,
         )
 
     def _drafts(self, acceptance: AcceptanceEstimate) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from controller.guards import GuardLimits, Guards
-from controller.types import ProbeRequest, Proposal, Slot
+from controller.types import Delivery, ProbeRequest, Proposal, Slot
 
 LIMITS = GuardLimits(
     min_num_steps=0,
@@ -129,3 +129,62 @@ def test_an_adopted_depth_outside_the_bounds_is_brought_in() -> None:
     found = guards(max_num_steps=1).outside({1: 3, 4: 1})
     assert [(p.slot, p.num_steps_before, p.num_steps, p.reason) for p in found] == [(1, 3, 1, "bounds")]
     assert guards().outside({1: 3, 4: 2})[0].num_steps == 1, "2 is no candidate of the slot"
+
+
+# ---- the breaker ----
+
+
+def deliver(judge: Guards, ratios: list[float], start: float = 0.0, request_rounds: int = 60) -> None:
+    for index, ratio in enumerate(ratios):
+        judge.breaker.watch(
+            Delivery(
+                request_rounds=request_rounds, tokens=round(1000 * ratio), expected_tokens=1000.0, seconds=1.0,
+                expected_seconds=1.0,
+            ),
+            start + index,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ratios", "trips"),
+    [
+        ([0.85] * 5, 0),
+        ([0.85] * 6, 1),
+        ([1.15] * 6, 1),
+        ([0.95] * 50, 0),
+        ([0.85, 1.15] * 20, 0),
+        ([0.85] * 5 + [1.0] + [0.85] * 5, 0),
+    ],
+)
+def test_forecasts_that_stay_off_open_the_breaker(ratios: list[float], trips: int) -> None:
+    judge = guards()
+    deliver(judge, ratios)
+    assert judge.breaker.trips_total == trips
+    assert judge.breaker.is_open(len(ratios)) == bool(trips)
+    assert not judge.breaker.is_open(len(ratios) + 31.0), "it closes again"
+
+
+def test_small_windows_are_put_together_first() -> None:
+    judge = guards()
+    deliver(judge, [0.5] * 30, request_rounds=6)
+    assert judge.breaker.trips_total == 0
+    deliver(judge, [0.5] * 30, request_rounds=6)
+    assert judge.breaker.trips_total == 1
+
+
+def test_without_tolerance_there_is_no_breaker() -> None:
+    judge = guards(breaker_tolerance=0.0)
+    deliver(judge, [0.2] * 20)
+    assert judge.breaker.trips_total == 0
+
+
+def test_an_open_breaker_leads_to_the_nearest_safe_depth() -> None:
+    found = guards().to_safety({1: 3, 4: 1}, safe_num_steps=2)
+    assert [(p.slot, p.num_steps, p.reason) for p in found] == [(1, 1, "breaker")]
+
+
+def test_changes_at_one_time_are_one_plan() -> None:
+    judge = guards(max_changes_per_minute=2)
+    judge.changed(1, 10.0)
+    judge.changed(4, 10.0)
+    assert guard_of(judge, change(0, 1, slot=4), 40.0) is None
