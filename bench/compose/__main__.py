@@ -47,8 +47,8 @@ def checked(stack: Stack, start_seconds: float) -> int:
         stack.draw_secrets()
         stack.down()  # what an interrupted run may have left
         run(Check(stack, start_seconds))
-    except CheckFailed as error:
-        print(f"FAILED  {error}", file=sys.stderr)
+    except Exception as error:
+        print(f"FAILED  {error if isinstance(error, CheckFailed) else repr(error)}", file=sys.stderr)
         print(quietly(stack.logs), file=sys.stderr)
         return EXIT_FAILED
     finally:
