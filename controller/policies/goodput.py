@@ -1,0 +1,369 @@
+"""`goodput`: the depth that brings most tokens per second, as far as that is known.
+
+Per slot, with g(k) = bs E(k) / t(bs, k) and G = ln g(k2) - ln g(k1) for the present depth k1:
+
+- **change** to the best k2 when G > max(delta, z sd(G)): the gain must be worth it and beyond doubt. The dwell time
+  between two changes is the guards'. When plain decoding is clearly faster, the way to it does not wait.
+- **probe** a depth whose optimistic gain G + optimism sd(G) exceeds delta, for as few rounds as tell something. A
+  probe is paid from a budget, a share of all time; one that found nothing waits twice as long for the next, and a
+  change of the text sets that back. At depth 0 nothing is learned about the text, so probes go on there for ever.
+- **slots without traffic** follow when a slot in use changes, or for a large gain, so that the table is right when
+  the batch size gets there.
+- **latency_slo**: only depths whose rounds stay below `slo_seconds` at the 95th percentile (a stream's tokens come
+  once per round, so that is its inter-token time); if none does, the fastest round.
+
+Regimes: cheap drafts and long runs, the deepest tier; a batch that fills the machine or text that cannot be guessed,
+0; in between E(k) is concave and t(bs, k) climbs, in steps, so there is one best depth or a flat top. On a flat top
+nothing moves: no gain exceeds delta.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from controller.estimate.gain import Gain, gain
+from controller.policies.base import PolicyKind, jitter
+from controller.types import (
+    AcceptanceEstimate,
+    Estimate,
+    ProbeRequest,
+    Proposal,
+    Slot,
+    SlotEstimate,
+    SlotForecast,
+    TierForecast,
+    TierScore,
+)
+
+P95 = 1.645
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputParameters:
+    """`[policy.parameters]` of `goodput`."""
+
+    objective: Literal["throughput", "latency_slo"] = "throughput"
+    slo_seconds: float | None = None
+    """With `latency_slo`: bound of the inter-token time's 95th percentile."""
+    delta: float = 0.02
+    """Least gain (relative) that is worth a change."""
+    z: float = 1.0
+    """Standard deviations by which a gain must be beyond doubt."""
+    optimism: float = 1.3
+    """Standard deviations on top of the expected gain in the choice of what to probe."""
+    probe_samples: int = 8
+    """Request-rounds of a probe; from depth 0, where probes look for any change at all, a quarter of them."""
+    probe_share: float = 0.008
+    """Share of all time that probes may take."""
+    probe_pause_seconds: float = 0.5
+    """Least time between two probes of a slot, doubled by each that found nothing, up to `probe_pause_max_seconds`."""
+    probe_pause_max_seconds: float = 8.0
+    sight: float = 0.04
+    """What depth 0 must gain beyond `delta` while the text keeps changing, because nothing is seen of it there."""
+    sight_seconds: float = 10.0
+    """How fast that fades once the text has ceased to change."""
+    idle_slot_gain: float = 0.08
+    """Least gain that changes a slot without traffic by itself."""
+    max_num_steps: Mapping[int, int] = field(default_factory=dict)
+    """Batch size -> deepest depth allowed from that batch size on."""
+
+    def __post_init__(self) -> None:
+        if self.objective == "latency_slo" and (
+            self.slo_seconds is None or not 0 < self.slo_seconds < math.inf
+        ):
+            raise ValueError(
+                f'objective "latency_slo" needs slo_seconds, a positive number, got {self.slo_seconds}'
+            )
+        for name in ("delta", "z", "optimism", "sight", "idle_slot_gain", "probe_pause_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if not 0 <= self.probe_share <= 0.2:
+            raise ValueError(f"probe_share must be within 0…0.2, got {self.probe_share}")
+        if not 1 <= self.probe_samples <= 1024:
+            raise ValueError(f"probe_samples must be within 1…1024, got {self.probe_samples}")
+        if self.probe_pause_max_seconds < self.probe_pause_seconds:
+            raise ValueError(
+                f"probe_pause_max_seconds {self.probe_pause_max_seconds} is below "
+                f"probe_pause_seconds {self.probe_pause_seconds}"
+            )
+        for size, deepest in self.max_num_steps.items():
+            if size < 1 or deepest < 0:
+                raise ValueError(f"max_num_steps: {size} = {deepest}: batch sizes from 1, depths from 0")
+
+
+BUDGET_START_SECONDS = 0.1
+BUDGET_MAX_SECONDS = 0.6
+"""Probe time that can be saved up while none is needed."""
+OVERDRAFT_SECONDS = 0.15
+"""Probe time that repeats may borrow."""
+SURPRISE = 1.3
+"""At depth 0: a probe that was better than expected by this many standard deviations is repeated at once."""
+PROBE_WAITS_SECONDS = 2.0
+"""A probe whose batch size does not come within this time is given up."""
+
+
+@dataclass
+class _SlotState:
+    """What the policy remembers of one slot."""
+
+    failures: int = 0
+    probes: int = 0
+    next_probe: float = 0.0
+    probe_since: float = 0.0
+    depth: int = -1
+
+
+class GoodputPolicy:
+    """The rule of the module's docstring for all slots of one worker."""
+
+    def __init__(self, parameters: GoodputParameters, slots: Sequence[Slot], seed: str) -> None:
+        self._parameters = parameters
+        self._seed = seed
+        self._states = {slot.max_batch_size: _SlotState() for slot in slots}
+        self._budget = BUDGET_START_SECONDS
+        self._changed_at = -math.inf
+
+    def decide(self, estimate: Estimate) -> list[Proposal]:
+        """See `Policy.decide`."""
+        acceptance = estimate.acceptance
+        if acceptance is None or not estimate.forecasts:
+            return []
+        share = self._parameters.probe_share
+        self._budget = min(self._budget + share * estimate.span_seconds, BUDGET_MAX_SECONDS)
+        if self._changed_at == -math.inf:
+            self._changed_at = estimate.seconds
+        if acceptance.has_changed:
+            self._changed_at = estimate.seconds
+            for state in self._states.values():
+                state.failures, state.next_probe = 0, min(state.next_probe, estimate.seconds)
+        choices = [self._choice(slot, estimate, acceptance) for slot in estimate.slots]
+        moved = any(choice.is_active and choice.is_change for choice in choices)
+        proposals = []
+        may_probe = estimate.probe is None
+        for choice in choices:
+            proposal = choice.proposal(moved, self._parameters.idle_slot_gain)
+            if choice.slot.probe is not None:
+                proposal = self._end_probe(choice, proposal, estimate)
+            elif proposal is None and may_probe and choice.is_active:
+                proposal = self._probe(choice, estimate)
+            if proposal is not None:
+                may_probe = may_probe and proposal.probe is None
+                proposals.append(proposal)
+        return proposals
+
+    # ---- choosing ----
+
+    def _choice(self, slot: SlotEstimate, estimate: Estimate, acceptance: AcceptanceEstimate) -> "_Choice":
+        p = self._parameters
+        forecast = estimate.forecasts[slot.slot.max_batch_size]
+        state = self._states[slot.slot.max_batch_size]
+        if slot.num_steps != state.depth:
+            state.depth, state.failures = slot.num_steps, 0
+            state.next_probe = estimate.seconds + p.probe_pause_seconds
+        tiers = self._allowed(forecast)
+        present = forecast.tier(slot.num_steps)
+        blind = math.exp(-p.sight * math.exp(-(estimate.seconds - self._changed_at) / p.sight_seconds))
+        best = max(tiers, key=lambda tier: tier.goodput * (blind if tier.num_steps == 0 else 1.0))
+        if present is None or present not in tiers:
+            return _Choice(slot, forecast, acceptance, present, best, None, "not_allowed")
+        found = gain(acceptance, best, present)
+        if best is present or found.mean <= max(p.delta, p.z * found.sd):
+            return _Choice(slot, forecast, acceptance, present, present, found, "stay")
+        reason = "deeper" if best.num_steps > present.num_steps else "shallower"
+        return _Choice(slot, forecast, acceptance, present, best, found, reason)
+
+    def _allowed(self, forecast: SlotForecast) -> list[TierForecast]:
+        """The tiers that objective and caps leave; never empty."""
+        p = self._parameters
+        caps = [deepest for size, deepest in p.max_num_steps.items() if forecast.batch_size >= size]
+        tiers = [t for t in forecast.tiers if not caps or t.num_steps <= min(caps)] or [forecast.tiers[0]]
+        if p.objective == "throughput" or p.slo_seconds is None:
+            return tiers
+        slo = p.slo_seconds
+        inside = [t for t in tiers if t.round_seconds * math.exp(P95 * t.spread) <= slo]
+        return inside or [min(tiers, key=lambda tier: tier.round_seconds)]
+
+    # ---- probing ----
+
+    def _probe(self, choice: "_Choice", estimate: Estimate) -> Proposal | None:
+        """Ask for a few rounds at the most promising deeper depth, if it is time and the budget has them."""
+        p = self._parameters
+        slot, present = choice.slot, choice.present
+        state = self._states[slot.slot.max_batch_size]
+        if present is None or slot.busiest_bucket is None or estimate.seconds < state.next_probe:
+            return None
+        deeper = [tier for tier in self._allowed(choice.forecast) if tier.num_steps > present.num_steps]
+        hopes = [self._hope(choice, tier, present) for tier in deeper]
+        if slot.num_steps == 0:
+            # Whatever is hoped for: a change of the text can be seen nowhere else. Two positions tell more than one.
+            chosen = deeper[:2][-1:]
+        else:
+            best = max(hopes, default=0.0)
+            chosen = [tier for tier, hope in zip(deeper, hopes, strict=True) if hope == best > p.delta][:1]
+        if not chosen:
+            return None
+        tier = chosen[0]
+        samples = p.probe_samples if slot.num_steps > 0 else p.probe_samples / 4
+        rounds = max(1, math.ceil(samples / choice.forecast.batch_size))
+        if rounds * tier.round_seconds > self._budget:
+            return None
+        hope = math.expm1(self._hope(choice, tier, present))
+        message = f"{tier.num_steps} may bring up to {100 * hope:+.0f} %: {rounds} rounds to see"
+        return self._ask(choice, message, tier, rounds, slot.busiest_bucket, estimate)
+
+    def _hope(self, choice: "_Choice", tier: TierForecast, present: TierForecast) -> float:
+        found = gain(choice.acceptance, tier, present)
+        return found.mean + self._parameters.optimism * math.hypot(found.sd, found.cost_sd)
+
+    def _ask(
+        self,
+        choice: "_Choice",
+        message: str,
+        tier: TierForecast,
+        rounds: int,
+        bucket: int,
+        estimate: Estimate,
+        *,
+        ends_probe: bool = False,
+    ) -> Proposal:
+        edge = choice.slot.slot.max_batch_size
+        state = self._states[edge]
+        self._budget -= rounds * tier.round_seconds
+        state.probes += 1
+        state.probe_since = estimate.seconds
+        return choice.make(
+            "probe",
+            message,
+            choice.slot.num_steps,
+            choice.gain,
+            probe=ProbeRequest(slot=edge, num_steps=tier.num_steps, rounds=rounds, max_batch_size=bucket),
+            ends_probe=ends_probe,
+        )
+
+    def _end_probe(self, choice: "_Choice", proposal: Proposal | None, estimate: Estimate) -> Proposal | None:
+        """End a probe that has run, that waits in vain, or that a change has overtaken."""
+        probe = choice.slot.probe
+        assert probe is not None
+        p = self._parameters
+        edge = choice.slot.slot.max_batch_size
+        state = self._states[edge]
+        has_run = probe.rounds >= probe.request.rounds
+        if proposal is None and not has_run and estimate.seconds - state.probe_since < PROBE_WAITS_SECONDS:
+            return None
+        if proposal is not None:
+            return choice.make(
+                proposal.reason, proposal.message, proposal.num_steps, choice.gain, ends_probe=True
+            )
+        again = self._repeat(choice, estimate) if has_run else None
+        if again is not None:
+            return again
+        state.failures += choice.slot.num_steps > 0
+        pause = min(
+            p.probe_pause_seconds * 2 ** min(max(state.failures - 1, 0), 32), p.probe_pause_max_seconds
+        )
+        state.next_probe = estimate.seconds + pause * jitter(self._seed, edge, state.probes)
+        reason = "probe_failed" if has_run else "probe_inconclusive"
+        message = f"{probe.rounds} of {probe.request.rounds} rounds at {probe.request.num_steps}: no gain"
+        return choice.make(reason, message, choice.slot.num_steps, choice.gain, ends_probe=True)
+
+    def _repeat(self, choice: "_Choice", estimate: Estimate) -> Proposal | None:
+        """At depth 0: look again at once if a probe was better than expected, on borrowed time if need be."""
+        probe = choice.slot.probe
+        assert probe is not None
+        tier = choice.forecast.tier(probe.request.num_steps)
+        surprise = choice.acceptance.surprise
+        if choice.slot.num_steps > 0 or tier is None or surprise < SURPRISE:
+            return None
+        # NOTE: one round more, so that it is another plan: the same probe again would be a renewal.
+        rounds = probe.request.rounds + 1
+        if rounds * tier.round_seconds > self._budget + OVERDRAFT_SECONDS:
+            return None
+        message = f"more drafts were correct than expected ({surprise:.1f} sd): {rounds} rounds more"
+        return self._ask(
+            choice, message, tier, rounds, probe.request.max_batch_size, estimate, ends_probe=True
+        )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What one slot should do, before anything is proposed."""
+
+    slot: SlotEstimate
+    forecast: SlotForecast
+    acceptance: AcceptanceEstimate
+    present: TierForecast | None
+    best: TierForecast
+    gain: Gain | None
+    reason: str
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a relevant part of the recent rounds was in this slot."""
+        return self.forecast.share >= 0.1
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the depth should move."""
+        return self.best.num_steps != self.slot.num_steps
+
+    def proposal(self, moved: bool, idle_slot_gain: float) -> Proposal | None:
+        """Return the change as a proposal; None to stay."""
+        if not self.is_change:
+            return None
+        if not self.is_active and not moved and (self.gain is None or self.gain.mean < idle_slot_gain):
+            return None
+        if self.gain is None:
+            return self.make(
+                self.reason, f"{self.slot.num_steps} is not allowed here", self.best.num_steps, None
+            )
+        message = (
+            f"{self.best.num_steps} brings {100 * math.expm1(self.gain.mean):+.1f} % "
+            f"(± {100 * self.gain.sd:.1f}) over {self.slot.num_steps} at batch {self.forecast.batch_size:.1f}"
+        )
+        return self.make(self.reason, message, self.best.num_steps, self.gain)
+
+    def make(
+        self,
+        reason: str,
+        message: str,
+        num_steps: int,
+        found: Gain | None,
+        *,
+        probe: ProbeRequest | None = None,
+        ends_probe: bool = False,
+    ) -> Proposal:
+        """Build a proposal with the numbers it follows from."""
+        inputs = {"batch_size": self.forecast.batch_size}
+        if found is not None:
+            inputs |= {"gain": found.mean, "gain_sd": found.sd, "gain_cost_sd": found.cost_sd}
+        is_way_down = found is not None and num_steps < self.slot.num_steps
+        return Proposal(
+            slot=self.slot.slot.max_batch_size,
+            num_steps_before=self.slot.num_steps,
+            num_steps=num_steps,
+            reason=reason,
+            message=message,
+            scores=self._scores(),
+            inputs=inputs,
+            rounds=int(self.acceptance.rounds),
+            request_rounds=int(self.acceptance.request_rounds),
+            is_urgent=is_way_down and found is not None and found.mean > max(0.05, P95 * found.sd),
+            probe=probe,
+            ends_probe=ends_probe,
+        )
+
+    def _scores(self) -> tuple[TierScore, ...]:
+        """Goodput of every tier; its uncertainty is that of the gain over the present depth."""
+        present = self.present or self.best
+        return tuple(
+            TierScore(
+                num_steps=tier.num_steps,
+                score=tier.goodput,
+                sd=tier.goodput * gain(self.acceptance, tier, present).sd,
+            )
+            for tier in self.forecast.tiers
+        )
+
+
+KIND = PolicyKind(name="goodput", version="1", parameters=GoodputParameters, build=GoodputPolicy)
