@@ -78,8 +78,8 @@ class GoodputParameters:
         for name in ("delta", "z", "optimism", "sight", "idle_slot_gain", "probe_pause_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if not 0 <= self.probe_share <= 0.2:
-            raise ValueError(f"probe_share must be within 0…0.2, got {self.probe_share}")
+        if not 0 < self.probe_share <= 0.2:
+            raise ValueError(f"probe_share must be above 0 and at most 0.2, got {self.probe_share}")
         if not 1 <= self.probe_samples <= 1024:
             raise ValueError(f"probe_samples must be within 1…1024, got {self.probe_samples}")
         if self.probe_pause_max_seconds < self.probe_pause_seconds:
@@ -95,10 +95,10 @@ class GoodputParameters:
 BUDGET_START_SECONDS = 0.1
 BUDGET_MAX_SECONDS = 0.6
 """Probe time that can be saved up while none is needed."""
-OVERDRAFT_SECONDS = 0.15
-"""Probe time that repeats may borrow."""
 SURPRISE = 1.3
 """At depth 0: a probe that was better than expected by this many standard deviations is repeated at once."""
+REPEATS = 2
+"""Times that it is repeated; the time is borrowed from the budget if need be."""
 PROBE_WAITS_SECONDS = 2.0
 """A probe whose batch size does not come within this time is given up."""
 
@@ -206,7 +206,10 @@ class GoodputPolicy:
         tier = chosen[0]
         samples = p.probe_samples if slot.num_steps > 0 else p.probe_samples / 4
         rounds = max(1, math.ceil(samples / choice.forecast.batch_size))
-        if rounds * tier.round_seconds > self._budget:
+        cost = rounds * tier.round_seconds
+        # At depth 0 there is always a next probe: at the latest when its own share of the time has passed.
+        is_overdue = slot.num_steps == 0 and estimate.seconds - state.probe_since > cost / p.probe_share
+        if cost > self._budget and not is_overdue:
             return None
         hope = math.expm1(self._hope(choice, tier, present))
         message = f"{tier.num_steps} may bring up to {100 * hope:+.0f} %: {rounds} rounds to see"
@@ -277,7 +280,8 @@ class GoodputPolicy:
             return None
         # NOTE: one round more, so that it is another plan: the same probe again would be a renewal.
         rounds = probe.request.rounds + 1
-        if rounds * tier.round_seconds > self._budget + OVERDRAFT_SECONDS:
+        first = max(1, math.ceil(self._parameters.probe_samples / 4 / choice.forecast.batch_size))
+        if rounds > first + REPEATS:
             return None
         message = f"more drafts were correct than expected ({surprise:.1f} sd): {rounds} rounds more"
         return self._ask(
