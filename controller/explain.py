@@ -28,13 +28,19 @@ def parse_time(text: str) -> float:
         seconds = float(text)
     except ValueError:
         try:
-            moment = datetime.fromisoformat(text)
-            seconds = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
-        except (ValueError, OverflowError):
+            return unix_seconds(datetime.fromisoformat(text))
+        except ValueError:
             raise ValueError("must be ISO 8601, e.g. 2026-12-01T16:00:00Z, or Unix seconds") from None
     if not 0 <= seconds <= _LATEST_TIME:
         raise ValueError("must be a time between 1970 and 9999")
     return seconds
+
+
+def unix_seconds(moment: datetime | float) -> float:
+    """Return Unix seconds of a time (UTC without a zone), moved into 1970 … 9999 where it is outside."""
+    if isinstance(moment, datetime):
+        moment = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+    return min(max(0.0, moment), _LATEST_TIME)
 
 
 def explanation(worker: str, records: Sequence[Record], wall_seconds: float) -> list[str]:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.app import problems
 from controller.app.access import BearerAccess, read_tokens, token_of_file
+from controller.app.bodies import SmallBodies
 from controller.app.routes import build_router
 from controller.clock import Clock
 from controller.commands import Operator
@@ -77,6 +78,7 @@ def create_app(
     )
     app.state.loop, app.state.journal = loop, journal
     problems.install(app)
+    app.add_middleware(SmallBodies)
     app.add_middleware(BearerAccess, tokens=tokens, open_metrics=config.server.open_metrics)
     app.include_router(build_router(loop, Operator(loop), journal, registry))
     return app

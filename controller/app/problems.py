@@ -7,6 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from controller.commands import ModeForbids, NotATier, NothingToUndo
 from controller.journal import JournalError
@@ -18,6 +19,7 @@ _TITLES = {
     404: "Not found",
     405: "Method not allowed",
     409: "Conflict",
+    413: "Body too large",
     422: "Invalid value",
     500: "Internal error",
     503: "Unavailable",
@@ -87,12 +89,26 @@ def install(app: FastAPI) -> None:
         return problem(422, detail, errors=errors)
 
     @app.exception_handler(HTTPException)
-    async def _http(_: Request, error: HTTPException) -> JSONResponse:
-        return problem(error.status_code, str(error.detail), headers=error.headers)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # a path with two methods is two routes, and each knows only its own
+            headers["Allow"] = ", ".join(_methods(app, request))
+        return problem(error.status_code, str(error.detail), headers=headers)
 
     @app.exception_handler(Exception)
     async def _unexpected(_: Request, error: Exception) -> JSONResponse:
         return problem(500, "an unexpected error; the controller's log has it")
+
+
+def _methods(app: FastAPI, request: Request) -> list[str]:
+    """Return the methods that the request's path knows."""
+    return [
+        method
+        for method in ("DELETE", "GET", "HEAD", "POST", "PUT")
+        if any(
+            route.matches({**request.scope, "method": method})[0] == Match.FULL for route in app.router.routes
+        )
+    ]
 
 
 def _field(location: tuple[Any, ...]) -> str:

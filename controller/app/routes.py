@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from pydantic import Field
 
 from controller.app.problems import Problem, refusals
 from controller.app.views import (
@@ -28,7 +29,7 @@ from controller.app.views import (
 )
 from controller.commands import Confirmation, NotConfirmed, Operator, Superseded
 from controller.controlled import ControlledWorker
-from controller.explain import explanation, parse_time
+from controller.explain import explanation, unix_seconds
 from controller.journal import Journal
 from controller.loop import ControlLoop
 
@@ -90,13 +91,16 @@ def _add_workers(router: APIRouter, loop: ControlLoop, journal: Journal) -> None
         return worker_view(loop, found, journal.latest(found.id))
 
     @router.get("/v1/workers/{worker_id}/explain", responses=refusals(404, 422, 503))
-    def explain(worker_id: str, at: Annotated[str | None, Query(max_length=64)] = None) -> ExplanationView:
-        """Why a worker runs at its depth, in words; `at`: an earlier time, ISO 8601 or Unix seconds."""
+    def explain(
+        worker_id: str,
+        at: Annotated[
+            Annotated[float, Field(allow_inf_nan=False)] | datetime | None,
+            Query(description="An earlier time: Unix seconds or ISO 8601 (UTC without a zone)."),
+        ] = None,
+    ) -> ExplanationView:
+        """Why a worker runs at its depth, in words."""
         found = _find(loop, worker_id)
-        try:
-            wall = loop.clock.wall() if at is None else parse_time(at)
-        except ValueError as error:
-            raise Problem(422, f"at: {error}", errors=[{"field": "at", "message": str(error)}]) from None
+        wall = loop.clock.wall() if at is None else unix_seconds(at)
         records = journal.standing(found.id, wall)
         return ExplanationView(
             worker=found.id,
@@ -117,7 +121,7 @@ def _add_depth(router: APIRouter, loop: ControlLoop, operator: Operator, journal
         """A worker's depth: wished, and what it really follows."""
         return depth_view(loop, _find(loop, worker_id))
 
-    @router.put(path, responses=unconfirmed | refusals(404, 409, 422, 503))
+    @router.put(path, responses=unconfirmed | refusals(400, 404, 409, 413, 422, 503))
     async def pin(worker_id: str, body: PinBody, response: Response) -> DepthView:
         """Pin a worker's depth for a time."""
         found = _find(loop, worker_id)
@@ -130,7 +134,7 @@ def _add_depth(router: APIRouter, loop: ControlLoop, operator: Operator, journal
         found = _find(loop, worker_id)
         return await _order(loop, journal, found, operator.release(found), response)
 
-    @router.post(f"{path}/rollback", responses=unconfirmed | refusals(404, 409, 422, 503))
+    @router.post(f"{path}/rollback", responses=unconfirmed | refusals(400, 404, 409, 413, 422, 503))
     async def roll_back(worker_id: str, response: Response, body: RollbackBody | None = None) -> DepthView:
         """Undo the newest change of a worker's depth (the policy's or an operator's); hold the policy for a time."""
         found, body = _find(loop, worker_id), body or RollbackBody()
@@ -149,7 +153,7 @@ def _add_modes(router: APIRouter, loop: ControlLoop, operator: Operator, journal
         """The controller's mode, and what holds for each worker."""
         return modes()
 
-    @router.put("/v1/mode", responses=refusals(422))
+    @router.put("/v1/mode", responses=refusals(400, 413, 422))
     async def set_mode(body: ModeBody) -> ModesView:
         """Set the mode of all workers; modes of single workers end."""
         await operator.set_mode(body.mode)
@@ -162,7 +166,7 @@ def _add_modes(router: APIRouter, loop: ControlLoop, operator: Operator, journal
         found = _find(loop, worker_id)
         return WorkerModeView(worker=found.id, mode=found.mode, own=found.mode_override is not None)
 
-    @router.put(path, responses=refusals(404, 422))
+    @router.put(path, responses=refusals(400, 404, 413, 422))
     async def set_worker_mode(worker_id: str, body: ModeBody) -> WorkerModeView:
         """Set a worker's own mode."""
         await operator.set_worker_mode(_find(loop, worker_id), body.mode)

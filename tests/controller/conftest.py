@@ -36,6 +36,9 @@ class Rig:
         self.simulated = workers
         listed = [{"id": name, "url": f"http://{name}:1"} for name in workers]
         sections = {"journal": {"path": ":memory:"}, **sections}
+        # These tests are about the loop; `threshold` needs no costs, which this worker does not have.
+        sections["policy"] = {"name": "threshold", **sections.get("policy", {})}
+        sections["guards"] = {"window_seconds": 2.0, **sections.get("guards", {})}
         self.config = ControllerConfig(workers=listed, **sections)
         self.registry = CollectorRegistry()
         self.metrics = ControllerMetrics(self.registry)

@@ -175,7 +175,44 @@ def test_404(client: TestClient, path: str) -> None:
 def test_405_says_what_is_allowed(client: TestClient) -> None:
     answer = client.post("/v1/workers/a/depth", json={})
     problem_of(answer, 405)
-    assert answer.headers["allow"]
+    assert answer.headers["allow"] == "DELETE, GET, PUT"
+
+
+def test_a_large_body_is_413_announced_or_not(client: TestClient) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield from (b" " * 10_000 for _ in range(10))
+
+    headers = {"content-type": "application/json"}
+    problem_of(client.put("/v1/mode", content=b" " * 100_000, headers=headers), 413)
+    problem_of(client.put("/v1/mode", content=chunks(), headers=headers), 413)
+
+
+def test_a_rollback_over_http(client: TestClient, simulated: Any) -> None:
+    problem_of(client.post("/v1/workers/a/depth/rollback"), 409)
+    client.put("/v1/workers/a/depth", json={"num_steps": 5})
+    answer = client.post("/v1/workers/a/depth/rollback", json={"ttl_seconds": 60, "reason": "worse"})
+    assert answer.status_code == 200 and answer.json()["source"] == "policy"
+    assert answer.json()["held_until"] and answer.json()["reason"] == "worse"
+    assert simulated.plans[-1].pin is None
+    last = client.get("/v1/decisions").json()["decisions"][-1]
+    assert (last["kind"], last["reason"], last["outcome"]) == ("rollback", "rolled_back", "applied")
+    assert "undid pin at 5" in last["message"] and "worse" in last["message"]
+    assert client.delete("/v1/workers/a/depth").json()["held_until"] is None
+    problem_of(client.post("/v1/workers/b/depth/rollback"), 404)
+    problem_of(client.post("/v1/workers/a/depth/rollback", json={"ttl_seconds": -1}), 422)
+    client.put("/v1/workers/a/mode", json={"mode": "released"})
+    problem_of(client.post("/v1/workers/a/depth/rollback"), 409)
+
+
+def test_a_rollback_of_an_unreachable_worker_is_kept(
+    client: TestClient, simulated: Any, simulation: ModuleType
+) -> None:
+    client.put("/v1/workers/a/depth", json={"num_steps": 5})
+    simulated.failure = simulation.UNREACHABLE
+    body = problem_of(client.post("/v1/workers/a/depth/rollback"), 503)
+    assert body["depth"]["desired"] == 2
+    simulated.failure = None
+    wait_for(lambda: simulated.plans[-1].pin is None)
 
 
 def test_modes(client: TestClient) -> None:
@@ -206,7 +243,7 @@ def test_workers_show_what_the_live_table_needs(client: TestClient, simulated: A
     assert 1.5 < worker["accept_length"] < 2.0 and len(worker["position_acceptance"]) == 2
     assert worker["tokens_per_second"] > 0 and worker["observation_age_seconds"] < 5
     assert worker["depth"]["slots"][1] == {
-        "max_batch_size": 4, "num_steps": 2, "candidate_steps": [0, 1, 2, 3],
+        "max_batch_size": 2, "num_steps": 2, "candidate_steps": [0, 1, 2, 3, 5, 7],
     }  # fmt: skip
     assert worker["last_decision"]["reason"]
 

@@ -45,12 +45,12 @@ def test_the_files_we_ship_say_what_the_defaults_are(name: str) -> None:
 def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPEC_CONTROLLER_LOOP__POLL_INTERVAL_SECONDS", "0.5")
     monkeypatch.setenv("SPEC_CONTROLLER_WORKERS", '[{"id": "x", "url": "http://[::1]:9/"}]')
-    monkeypatch.setenv("SPEC_CONTROLLER_POLICY__PARAMETERS__WARMUP", "5")
+    monkeypatch.setenv("SPEC_CONTROLLER_POLICY__PARAMETERS__DELTA", "0.05")
     monkeypatch.setenv("SPEC_CONTROLLER_POLICY__SLOTS", '[{"max_batch_size": 2, "candidate_steps": [0, 4]}]')
     config = load_config(CONFIGS / "controller.toml")
     assert config.loop.poll_interval_seconds == 0.5
     assert [(w.id, w.url) for w in config.workers] == [("x", "http://[::1]:9")]
-    assert config.policy.policy_parameters().warmup == 5
+    assert config.policy.policy_parameters().delta == 0.05
     assert [s.candidate_steps for s in config.policy.slots] == [[0, 4]]
 
 
@@ -154,6 +154,24 @@ def test_run_and_stop(tmp_path: Path, stop: signal.Signals, capsys: Any) -> None
         assert any(line.get("reason") == "unreachable" and line["worker"] == "a" for line in lines)
     assert main(["explain", "--worker", "a", "--journal", str(tmp_path / "data/controller.sqlite3")]) == 0
     assert "worker: unreachable" in capsys.readouterr().out
+
+
+def test_orders_and_cursors_outlive_a_kill(tmp_path: Path) -> None:
+    """kill -9 right after the answers: the next start knows the pin, the mode, and goes on with the cursor."""
+    with running(tmp_path) as (process, url, _), httpx.Client(base_url=url, trust_env=False) as client:
+        assert client.put("/v1/mode", json={"mode": "frozen"}).status_code == 200
+        kept = client.put("/v1/workers/a/depth", json={"num_steps": 3, "ttl_seconds": 600})
+        assert kept.status_code == 503 and kept.json()["depth"]["desired"] == 3, "nobody is there to tell"
+        seen = client.get("/v1/decisions").json()
+        process.kill()
+        process.wait()
+    with running(tmp_path) as (_, url, _), httpx.Client(base_url=url, trust_env=False) as client:
+        assert client.get("/v1/mode").json()["workers"] == {"a": "frozen"}
+        assert client.get("/v1/workers/a/depth").json()["desired"] == 3
+        again = client.get("/v1/decisions").json()["decisions"]
+        assert again[: len(seen["decisions"])] == seen["decisions"]
+        fresh = client.get("/v1/decisions", params={"after": seen["next"]}).json()["decisions"]
+        assert all(record["cursor"] > seen["next"] for record in fresh)
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
