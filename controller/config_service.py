@@ -50,7 +50,7 @@ class JournalConfig(Section):
     """SQLite file; `:memory:` keeps nothing over a restart."""
     decision_days: Annotated[float, Field(gt=0, le=3660)] = 30.0
     turn_days: Annotated[float, Field(ge=0, le=3660)] = 1.0
-    """Inputs of every turn, for `replay`: some 100 bytes each, 50 MB per worker and day at four a second. 0: none."""
+    """Inputs of every turn, for `replay`: some 300 bytes each, 100 MB per worker and day at four a second. 0: none."""
     checkpoint_seconds: Seconds = 600.0
     """How often a replay can begin within a worker's life."""
 
