@@ -52,6 +52,7 @@ class Check:
             stack.url(name) for name in ("WORKER", "CONTROLLER", "PROMETHEUS")
         )
         self.depth_url = f"{self.controller}/v1/workers/worker/depth"
+        self.tokens = 0
         self.pinned = 0
 
     def steps(self) -> list[Callable[[], str]]:
@@ -130,9 +131,9 @@ class Check:
         """A chat completion through the published port."""
         answer = call("POST", f"{self.worker}/v1/chat/completions", chat(24))
         expect(answer.status == 200, f"{answer}")
-        tokens = answer.body["usage"]["completion_tokens"]
-        expect(tokens > 0, f"{answer}")
-        return f"{tokens} tokens"
+        self.tokens = answer.body["usage"]["completion_tokens"]
+        expect(self.tokens > 0, f"{answer}")
+        return f"{self.tokens} tokens"
 
     def prometheus_has_seen_it(self) -> str:
         """Both programs are scraped, the controller with its read token; the request's tokens are counted."""
@@ -142,11 +143,10 @@ class Check:
 
         for job in ("worker", "controller"):
             until(f"Prometheus scrapes the {job}", lambda job=job: value(f'up{{job="{job}"}}') == 1)  # type: ignore[misc]
-        tokens = until(
-            "Prometheus has the request's tokens", lambda: value("sum(spec_generated_tokens_total)")
-        )
+        counted = "sum(spec_generated_tokens_total)"
+        until("Prometheus has the request's tokens", lambda: (value(counted) or 0) >= self.tokens)
         up = until("the controller's view", lambda: value("spec_controller_worker_up"))
-        return f"spec_generated_tokens_total {tokens:g}, spec_controller_worker_up {up:g}"
+        return f"spec_generated_tokens_total {value(counted):g}, spec_controller_worker_up {up:g}"
 
     def the_depth_changes_over_http(self) -> str:
         """401, 403, then a pin that the worker follows and Prometheus sees executed."""
