@@ -18,12 +18,13 @@ nothing moves: no gain exceeds delta.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from controller.estimate.gain import Gain, gain
+from controller.estimate.gain import gain
 from controller.policies.base import PolicyKind, jitter
+from controller.policies.goodput_choice import P95, Choice
+from controller.policies.goodput_parameters import GoodputParameters
 from controller.types import (
     AcceptanceEstimate,
     Estimate,
@@ -33,64 +34,7 @@ from controller.types import (
     SlotEstimate,
     SlotForecast,
     TierForecast,
-    TierScore,
 )
-
-P95 = 1.645
-
-
-@dataclass(frozen=True, kw_only=True)
-class GoodputParameters:
-    """`[policy.parameters]` of `goodput`."""
-
-    objective: Literal["throughput", "latency_slo"] = "throughput"
-    slo_seconds: float | None = None
-    """With `latency_slo`: bound of the inter-token time's 95th percentile."""
-    delta: float = 0.02
-    """Least gain (relative) that is worth a change."""
-    z: float = 1.0
-    """Standard deviations by which a gain must be beyond doubt."""
-    optimism: float = 1.3
-    """Standard deviations on top of the expected gain in the choice of what to probe."""
-    probe_samples: int = 8
-    """Request-rounds of a probe; from depth 0, where probes look for any change at all, a quarter of them."""
-    probe_share: float = 0.008
-    """Share of all time that probes may take."""
-    probe_pause_seconds: float = 0.5
-    """Least time between two probes of a slot, doubled by each that found nothing, up to `probe_pause_max_seconds`."""
-    probe_pause_max_seconds: float = 8.0
-    sight: float = 0.04
-    """What depth 0 must gain beyond `delta` while the text keeps changing, because nothing is seen of it there."""
-    sight_seconds: float = 10.0
-    """How fast that fades once the text has ceased to change."""
-    idle_slot_gain: float = 0.08
-    """Least gain that changes a slot without traffic by itself."""
-    max_num_steps: Mapping[int, int] = field(default_factory=dict)
-    """Batch size -> deepest depth allowed from that batch size on."""
-
-    def __post_init__(self) -> None:
-        if self.objective == "latency_slo" and (
-            self.slo_seconds is None or not 0 < self.slo_seconds < math.inf
-        ):
-            raise ValueError(
-                f'objective "latency_slo" needs slo_seconds, a positive number, got {self.slo_seconds}'
-            )
-        for name in ("delta", "z", "optimism", "sight", "idle_slot_gain", "probe_pause_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if not 0 < self.probe_share <= 0.2:
-            raise ValueError(f"probe_share must be above 0 and at most 0.2, got {self.probe_share}")
-        if not 1 <= self.probe_samples <= 1024:
-            raise ValueError(f"probe_samples must be within 1…1024, got {self.probe_samples}")
-        if self.probe_pause_max_seconds < self.probe_pause_seconds:
-            raise ValueError(
-                f"probe_pause_max_seconds {self.probe_pause_max_seconds} is below "
-                f"probe_pause_seconds {self.probe_pause_seconds}"
-            )
-        for size, deepest in self.max_num_steps.items():
-            if size < 1 or deepest < 0:
-                raise ValueError(f"max_num_steps: {size} = {deepest}: batch sizes from 1, depths from 0")
-
 
 BUDGET_START_SECONDS = 0.1
 BUDGET_MAX_SECONDS = 0.6
@@ -154,7 +98,7 @@ class GoodputPolicy:
 
     # ---- choosing ----
 
-    def _choice(self, slot: SlotEstimate, estimate: Estimate, acceptance: AcceptanceEstimate) -> "_Choice":
+    def _choice(self, slot: SlotEstimate, estimate: Estimate, acceptance: AcceptanceEstimate) -> Choice:
         p = self._parameters
         forecast = estimate.forecasts[slot.slot.max_batch_size]
         state = self._states[slot.slot.max_batch_size]
@@ -166,12 +110,12 @@ class GoodputPolicy:
         blind = math.exp(-p.sight * math.exp(-(estimate.seconds - self._changed_at) / p.sight_seconds))
         best = max(tiers, key=lambda tier: tier.goodput * (blind if tier.num_steps == 0 else 1.0))
         if present is None or present not in tiers:
-            return _Choice(slot, forecast, acceptance, present, best, None, "not_allowed")
+            return Choice(slot, forecast, acceptance, present, best, None, "not_allowed")
         found = gain(acceptance, best, present)
         if best is present or found.mean <= max(p.delta, p.z * found.sd):
-            return _Choice(slot, forecast, acceptance, present, present, found, "stay")
+            return Choice(slot, forecast, acceptance, present, present, found, "stay")
         reason = "deeper" if best.num_steps > present.num_steps else "shallower"
-        return _Choice(slot, forecast, acceptance, present, best, found, reason)
+        return Choice(slot, forecast, acceptance, present, best, found, reason)
 
     def _allowed(self, forecast: SlotForecast) -> list[TierForecast]:
         """The tiers that objective and caps leave; never empty."""
@@ -186,7 +130,7 @@ class GoodputPolicy:
 
     # ---- probing ----
 
-    def _probe(self, choice: "_Choice", estimate: Estimate) -> Proposal | None:
+    def _probe(self, choice: Choice, estimate: Estimate) -> Proposal | None:
         """Ask for a few rounds at the most promising deeper depth, if it is time and the budget has them."""
         p = self._parameters
         slot, present = choice.slot, choice.present
@@ -215,13 +159,13 @@ class GoodputPolicy:
         message = f"{tier.num_steps} may bring up to {100 * hope:+.0f} %: {rounds} rounds to see"
         return self._ask(choice, message, tier, rounds, slot.busiest_bucket, estimate)
 
-    def _hope(self, choice: "_Choice", tier: TierForecast, present: TierForecast) -> float:
+    def _hope(self, choice: Choice, tier: TierForecast, present: TierForecast) -> float:
         found = gain(choice.acceptance, tier, present)
         return found.mean + self._parameters.optimism * math.hypot(found.sd, found.cost_sd)
 
     def _ask(
         self,
-        choice: "_Choice",
+        choice: Choice,
         message: str,
         tier: TierForecast,
         rounds: int,
@@ -244,7 +188,7 @@ class GoodputPolicy:
             ends_probe=ends_probe,
         )
 
-    def _end_probe(self, choice: "_Choice", proposal: Proposal | None, estimate: Estimate) -> Proposal | None:
+    def _end_probe(self, choice: Choice, proposal: Proposal | None, estimate: Estimate) -> Proposal | None:
         """End a probe that has run, that waits in vain, or that a change has overtaken."""
         probe = choice.slot.probe
         assert probe is not None
@@ -270,7 +214,7 @@ class GoodputPolicy:
         message = f"{probe.rounds} of {probe.request.rounds} rounds at {probe.request.num_steps}: no gain"
         return choice.make(reason, message, choice.slot.num_steps, choice.gain, ends_probe=True)
 
-    def _repeat(self, choice: "_Choice", estimate: Estimate) -> Proposal | None:
+    def _repeat(self, choice: Choice, estimate: Estimate) -> Proposal | None:
         """At depth 0: look again at once if a probe was better than expected, on borrowed time if need be."""
         probe = choice.slot.probe
         assert probe is not None
@@ -286,87 +230,6 @@ class GoodputPolicy:
         message = f"more drafts were correct than expected ({surprise:.1f} sd): {rounds} rounds more"
         return self._ask(
             choice, message, tier, rounds, probe.request.max_batch_size, estimate, ends_probe=True
-        )
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """What one slot should do, before anything is proposed."""
-
-    slot: SlotEstimate
-    forecast: SlotForecast
-    acceptance: AcceptanceEstimate
-    present: TierForecast | None
-    best: TierForecast
-    gain: Gain | None
-    reason: str
-
-    @property
-    def is_active(self) -> bool:
-        """Whether a relevant part of the recent rounds was in this slot."""
-        return self.forecast.share >= 0.1
-
-    @property
-    def is_change(self) -> bool:
-        """Whether the depth should move."""
-        return self.best.num_steps != self.slot.num_steps
-
-    def proposal(self, moved: bool, idle_slot_gain: float) -> Proposal | None:
-        """Return the change as a proposal; None to stay."""
-        if not self.is_change:
-            return None
-        if not self.is_active and not moved and (self.gain is None or self.gain.mean < idle_slot_gain):
-            return None
-        if self.gain is None:
-            return self.make(
-                self.reason, f"{self.slot.num_steps} is not allowed here", self.best.num_steps, None
-            )
-        message = (
-            f"{self.best.num_steps} brings {100 * math.expm1(self.gain.mean):+.1f} % "
-            f"(± {100 * self.gain.sd:.1f}) over {self.slot.num_steps} at batch {self.forecast.batch_size:.1f}"
-        )
-        return self.make(self.reason, message, self.best.num_steps, self.gain)
-
-    def make(
-        self,
-        reason: str,
-        message: str,
-        num_steps: int,
-        found: Gain | None,
-        *,
-        probe: ProbeRequest | None = None,
-        ends_probe: bool = False,
-    ) -> Proposal:
-        """Build a proposal with the numbers it follows from."""
-        inputs = {"batch_size": self.forecast.batch_size}
-        if found is not None:
-            inputs |= {"gain": found.mean, "gain_sd": found.sd, "gain_cost_sd": found.cost_sd}
-        is_way_down = found is not None and num_steps < self.slot.num_steps
-        return Proposal(
-            slot=self.slot.slot.max_batch_size,
-            num_steps_before=self.slot.num_steps,
-            num_steps=num_steps,
-            reason=reason,
-            message=message,
-            scores=self._scores(),
-            inputs=inputs,
-            rounds=int(self.acceptance.rounds),
-            request_rounds=int(self.acceptance.request_rounds),
-            is_urgent=is_way_down and found is not None and found.mean > max(0.05, P95 * found.sd),
-            probe=probe,
-            ends_probe=ends_probe,
-        )
-
-    def _scores(self) -> tuple[TierScore, ...]:
-        """Goodput of every tier; its uncertainty is that of the gain over the present depth."""
-        present = self.present or self.best
-        return tuple(
-            TierScore(
-                num_steps=tier.num_steps,
-                score=tier.goodput,
-                sd=tier.goodput * gain(self.acceptance, tier, present).sd,
-            )
-            for tier in self.forecast.tiers
         )
 
 

@@ -271,7 +271,7 @@ def test_metrics_health_and_links(client: TestClient) -> None:
         'spec_controller_worker_up{worker="a"} 1.0',
         'spec_controller_desired_num_steps{batch_size_le="4",worker="a"} 2.0',
         'spec_controller_mode{mode="active",worker="a"} 1.0',
-        'spec_controller_decisions_total{kind="worker",outcome="noted",policy="threshold",reason="met",worker="a"} 1.0',
+        'spec_controller_decisions_total{kind="worker",outcome="noted",policy="goodput",reason="met",worker="a"} 1.0',
         "spec_controller_tick_seconds_bucket",
         "spec_controller_observation_age_seconds",
     ):

@@ -100,7 +100,7 @@ def test_a_variable_that_names_no_field_is_refused(monkeypatch: pytest.MonkeyPat
 def test_config_check_prints_what_was_resolved(capsys: Any) -> None:
     assert main(["config", "check", "--config", str(CONFIGS / "controller.toml")]) == 0
     resolved = json.loads(capsys.readouterr().out)
-    assert resolved["workers"][0]["id"] == "local" and resolved["policy"]["parameters"]["urgent"] == 0.1
+    assert resolved["workers"][0]["id"] == "local" and resolved["policy"]["parameters"]["delta"] == 0.02
 
 
 @pytest.mark.parametrize("content", ["", "two words", "ümlaut"])
