@@ -42,6 +42,18 @@ class ControllerMetrics:
             ["worker", "policy", "kind", "outcome", "reason"],
             registry=registry,
         )
+        self._actuation_failures = Counter(
+            "spec_controller_actuation_failures",
+            "Plans that the worker did not confirm.",
+            ["worker", "reason"],
+            registry=registry,
+        )
+        self._define_state(registry)
+        self._define_shadow(registry)
+        self._define_journal(registry)
+
+    def _define_state(self, registry: CollectorRegistry) -> None:
+        worker = ["worker"]
         self._num_steps = Gauge(
             "spec_controller_desired_num_steps",
             "Depth decided for batches up to batch_size_le (the last slot: and beyond).",
@@ -52,12 +64,6 @@ class ControllerMetrics:
             "spec_controller_observation_age_seconds",
             "Age of the newest reading of the worker's statistics; absent before the first.",
             worker,
-            registry=registry,
-        )
-        self._actuation_failures = Counter(
-            "spec_controller_actuation_failures",
-            "Plans that the worker did not confirm.",
-            ["worker", "reason"],
             registry=registry,
         )
         self._up = Gauge(
@@ -81,6 +87,8 @@ class ControllerMetrics:
             worker,
             registry=registry,
         )
+
+    def _define_shadow(self, registry: CollectorRegistry) -> None:
         self._shadow_num_steps = Gauge(
             "spec_controller_shadow_num_steps",
             "Depth that the shadow policy would have for batches up to batch_size_le.",
@@ -89,10 +97,13 @@ class ControllerMetrics:
         )
         self._shadow_gain = Gauge(
             "spec_controller_shadow_gain_ratio",
-            "Estimated relative gain of following the shadow policy there; absent where its scores do not say.",
+            "Estimated relative gain of following the shadow policy there; absent while costs are unknown.",
             ["worker", "batch_size_le"],
             registry=registry,
         )
+        self._shadowed: set[str] = set()
+
+    def _define_journal(self, registry: CollectorRegistry) -> None:
         self._journal_failures = Counter(
             "spec_controller_journal_failures",
             "Batches that the journal could not write; they are tried again.",
@@ -113,8 +124,14 @@ class ControllerMetrics:
         self._journal_dropped.inc(count)
 
     def shadow(self, worker: str, wished: Iterable[Wished]) -> None:
-        """Set what a worker's shadow policy would have."""
+        """Set what a worker's shadow policy would have; nothing wished: no shadow looks on just now."""
+        wished = list(wished)
+        if not wished and worker in self._shadowed:
+            self._shadowed.discard(worker)
+            for gauge in (self._shadow_num_steps, self._shadow_gain):
+                gauge.remove_by_labels({"worker": worker})
         for wish in wished:
+            self._shadowed.add(worker)
             self._shadow_num_steps.labels(worker, str(wish.slot)).set(wish.num_steps)
             if wish.gain is None:
                 self._shadow_gain.remove_by_labels({"worker": worker, "batch_size_le": str(wish.slot)})

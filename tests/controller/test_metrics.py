@@ -1,6 +1,9 @@
+import dataclasses
+
 from prometheus_client import CollectorRegistry, generate_latest
 
 from controller.metrics import ControllerMetrics
+from controller.shadow import Wished
 from controller.types import Decision
 
 
@@ -27,3 +30,17 @@ def test_the_off_state_is_visible() -> None:
     labels = {"worker": "a", "batch_size_le": "1"}
     assert registry.get_sample_value("spec_controller_desired_num_steps", labels) == 0
     assert registry.get_sample_value("spec_controller_observation_age_seconds", {"worker": "a"}) is None
+
+
+def test_a_shadow_that_is_gone_leaves_no_series() -> None:
+    registry = CollectorRegistry()
+    metrics = ControllerMetrics(registry)
+    wish = Wished(slot=1, num_steps_now=2, num_steps=3, gain=0.25)
+    metrics.shadow("a", [wish])
+    labels = {"worker": "a", "batch_size_le": "1"}
+    assert registry.get_sample_value("spec_controller_shadow_num_steps", labels) == 3
+    assert registry.get_sample_value("spec_controller_shadow_gain_ratio", labels) == 0.25
+    metrics.shadow("a", [dataclasses.replace(wish, gain=None)])
+    assert registry.get_sample_value("spec_controller_shadow_gain_ratio", labels) is None
+    metrics.shadow("a", [])
+    assert registry.get_sample_value("spec_controller_shadow_num_steps", labels) is None
