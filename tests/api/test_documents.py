@@ -31,7 +31,7 @@ class Worker:
     def __init__(self, log: Path, **settings: str) -> None:
         environment = {
             "MODEL__THREADS": "1", "MODEL__DTYPE": "float64", "MODEL__DEVICE": "cpu", "MODEL__NAME": "tiny",
-            "ENGINE__MAX_CONTEXT_TOKENS": "512", "ENGINE__PROFILE_SECONDS": "0",
+            "ENGINE__MAX_CONTEXT_TOKENS": "2048", "ENGINE__PROFILE_SECONDS": "0",
             "SERVER__PORT": "0", "SERVER__CONTROL_PORT": "0", **settings,
         }  # fmt: skip
         self.log = log
@@ -59,7 +59,7 @@ def start(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> Iterator[Start
     started: list[Worker] = []
 
     def make(**settings: str) -> Worker:
-        model = {"MODEL__PATH": str(tiny_model_dir(max_positions=1024))}
+        model = {"MODEL__PATH": str(tiny_model_dir(max_positions=2048))}
         started.append(Worker(tmp_path / "worker.log", **model, **settings))
         return started[-1]
 

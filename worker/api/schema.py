@@ -99,7 +99,10 @@ def openapi_document(model: ServedModel, config: WorkerConfig, *, has_key: bool)
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
         paths.setdefault(path, {})[method] = _operation(method, path, operation, has_key)
-    components: dict[str, Any] = {"schemas": _body_schemas() | answers.SCHEMAS}
+    bodies = _body_schemas()
+    if model.is_attached:
+        bodies = _bounded(bodies, _Bounds.of(model, config))
+    components: dict[str, Any] = {"schemas": bodies | answers.SCHEMAS}
     if has_key:
         components["securitySchemes"] = {"apiKey": {"type": "http", "scheme": "bearer"}}
     document = {
@@ -108,8 +111,6 @@ def openapi_document(model: ServedModel, config: WorkerConfig, *, has_key: bool)
         "paths": paths,
         "components": components,
     }
-    if model.is_attached:
-        document = _bounded(document, _Bounds.of(model, config))
     return dict(openapi30.downgraded(document))
 
 
@@ -176,7 +177,7 @@ class _Bounds(NamedTuple):
 
 
 def _bounded(node: Any, bounds: _Bounds) -> Any:
-    """Return a copy in which token ids, prompts of ids, and lists of prompts have their real bounds."""
+    """Return a copy of bodies in which token ids, prompts of ids, and lists of prompts have their real bounds."""
     if isinstance(node, list):
         return [_bounded(item, bounds) for item in node]
     if not isinstance(node, dict):

@@ -66,6 +66,10 @@ def test_the_documents_bounds_are_the_models(client: TestClient) -> None:
     assert ids[0]["items"] == {"type": "integer", "minimum": 0, "maximum": 257}
     assert ids[0]["maxItems"] == 511
     assert ids[1]["maxItems"] == 12
+    counts = schemas["Generated"]["anyOf"][0]["properties"]["meta_info"]["properties"][
+        "spec_accept_histogram"
+    ]
+    assert counts["items"] == {"type": "integer", "minimum": 0}, "counts are no token ids"
     assert set(OWN_FIELDS) <= set(schemas["GenerateRequest"]["properties"])
     assert "security" not in document["paths"]["/generate"]["post"]
     names = {operation["operationId"] for path in document["paths"].values() for operation in path.values()}
