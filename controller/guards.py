@@ -34,10 +34,12 @@ class GuardLimits:
     """How long a worker stays at its safe depth when the forecasts have been wrong for several windows."""
 
 
-BREAKER_WINDOWS = 6
+BREAKER_WINDOWS = 4
 """Windows in a row that must be off, all to the same side."""
-BREAKER_ROUNDS = 60
+BREAKER_ROUNDS = 200
 """Request-rounds that such a window has at least."""
+BREAKER_BUSY_SECONDS = 2.0
+"""Time of its rounds: several half-lives of the estimates go into the windows that open the breaker."""
 
 
 class Breaker:
@@ -71,9 +73,9 @@ class Breaker:
         new = (delivery.tokens, delivery.expected_tokens, delivery.seconds, delivery.expected_seconds)
         self._sums = [total + value for total, value in zip(self._sums, new, strict=True)]
         self._rounds += delivery.request_rounds
-        if self._rounds < BREAKER_ROUNDS or min(self._sums) <= 0:
-            return
         tokens, expected_tokens, spent, expected = self._sums
+        if self._rounds < BREAKER_ROUNDS or spent < BREAKER_BUSY_SECONDS or min(self._sums) <= 0:
+            return
         self._rounds, self._sums = 0, [0.0, 0.0, 0.0, 0.0]
         self.ratio = (tokens / spent) / (expected_tokens / expected)
         side = 1 if self.ratio > 1 + self._tolerance else -1 if self.ratio < 1 - self._tolerance else 0

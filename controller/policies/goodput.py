@@ -36,7 +36,7 @@ from controller.types import (
     TierForecast,
 )
 
-BUDGET_START_SECONDS = 0.1
+BUDGET_START_SECONDS = 0.08
 BUDGET_MAX_SECONDS = 0.6
 """Probe time that can be saved up while none is needed."""
 SURPRISE = 1.3

@@ -134,12 +134,12 @@ def test_an_adopted_depth_outside_the_bounds_is_brought_in() -> None:
 # ---- the breaker ----
 
 
-def deliver(judge: Guards, ratios: list[float], start: float = 0.0, request_rounds: int = 60) -> None:
+def deliver(judge: Guards, ratios: list[float], start: float = 0.0, request_rounds: int = 200) -> None:
     for index, ratio in enumerate(ratios):
         judge.breaker.watch(
             Delivery(
-                request_rounds=request_rounds, tokens=round(1000 * ratio), expected_tokens=1000.0, seconds=1.0,
-                expected_seconds=1.0,
+                request_rounds=request_rounds, tokens=round(1000 * ratio), expected_tokens=1000.0, seconds=2.0,
+                expected_seconds=2.0,
             ),
             start + index,
         )  # fmt: skip
@@ -148,12 +148,12 @@ def deliver(judge: Guards, ratios: list[float], start: float = 0.0, request_roun
 @pytest.mark.parametrize(
     ("ratios", "trips"),
     [
-        ([0.85] * 5, 0),
-        ([0.85] * 6, 1),
-        ([1.15] * 6, 1),
+        ([0.85] * 3, 0),
+        ([0.85] * 4, 1),
+        ([1.15] * 4, 1),
         ([0.95] * 50, 0),
         ([0.85, 1.15] * 20, 0),
-        ([0.85] * 5 + [1.0] + [0.85] * 5, 0),
+        ([0.85] * 3 + [1.0] + [0.85] * 3, 0),
     ],
 )
 def test_forecasts_that_stay_off_open_the_breaker(ratios: list[float], trips: int) -> None:
@@ -166,9 +166,9 @@ def test_forecasts_that_stay_off_open_the_breaker(ratios: list[float], trips: in
 
 def test_small_windows_are_put_together_first() -> None:
     judge = guards()
-    deliver(judge, [0.5] * 30, request_rounds=6)
-    assert judge.breaker.trips_total == 0
-    deliver(judge, [0.5] * 30, request_rounds=6)
+    deliver(judge, [0.5] * 30, request_rounds=20)
+    assert judge.breaker.trips_total == 0, "three windows"
+    deliver(judge, [0.5] * 10, request_rounds=20)
     assert judge.breaker.trips_total == 1
 
 
