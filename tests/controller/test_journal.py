@@ -73,6 +73,7 @@ def test_reading_with_a_cursor_sees_everything_once(desk: Desk) -> None:
     for name in "abab":
         journal.append(decision(name))
     assert cursors(journal, limit=3) == [1, 2, 3]
+    assert desk.rows("SELECT COUNT(*) FROM decisions") == [(4,)], "what was shown is on disk"
     assert cursors(journal, 3, 3) == [4] and cursors(journal, 4) == []
     assert cursors(journal, worker="b") == [2, 4]
     latest = journal.latest("a")

@@ -43,15 +43,18 @@ def test_no_plan_differs_with_a_shadow(
 def test_what_it_would_do_is_recorded_and_exported(worker: Any, make_rig: MakeRig) -> None:
     rig = make_rig(
         {"a": worker},
-        policy={"name": "static", "parameters": {"num_steps": 2}},
+        policy={"name": "static", "parameters": {"num_steps": 5}},
         shadow={"name": "threshold"},
+        guards={"window_seconds": 0.0},
     )
     worker.acceptance = [0.0] * 64
     asyncio.run(rig.run(10))
     rig.loop.show(rig.loop.workers["a"])
-    (wanted,) = [r.decision for r in rig.journal.read(limit=1000) if r.decision.kind == "shadow"]
+    shadows = [r.decision for r in rig.journal.read(limit=1000) if r.decision.kind == "shadow"]
+    (wanted,) = [decision for decision in shadows if decision.max_batch_size == 1]
     assert (wanted.policy, wanted.outcome, wanted.reason) == ("threshold", "advisory", "drop")
-    assert (wanted.num_steps_before, wanted.num_steps) == (2, 0) and set(worker.depths) == {2}
+    assert (wanted.num_steps_before, wanted.num_steps) == (5, 0), "from where the worker really is"
+    assert worker.depths[-1] == 5
     labels = {"worker": "a", "batch_size_le": "1"}
     assert rig.registry.get_sample_value("spec_controller_shadow_num_steps", labels) == 0
     gain = rig.registry.get_sample_value("spec_controller_shadow_gain_ratio", labels)
