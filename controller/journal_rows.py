@@ -31,7 +31,9 @@ def decision_body(decision: Decision) -> str:
         value = getattr(decision, field.name)
         if field.name == "scores":
             value = [[score.num_steps, score.score, score.sd] for score in value]
-        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        has_default = (
+            field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        )
         if not has_default or value not in (None, "", [], {}):
             body[field.name] = dict(value) if isinstance(value, Mapping) else value
     return dump(body)
