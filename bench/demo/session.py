@@ -31,6 +31,8 @@ from worker.protocol import SpecInfo
 READY_SECONDS = 600.0
 """Loading, warm-up and self-check of the model on a slow machine; a dead child ends the wait at once."""
 
+JOURNAL_PATH = "SPEC_CONTROLLER_JOURNAL__PATH"
+
 
 @dataclass(frozen=True)
 class Addresses:
@@ -61,10 +63,9 @@ class Session:
         addresses = choose_addresses(self._options.worker_config, self._options.controller_config)
         for note in addresses.notes:
             self._say(note)
-        journal = "SPEC_CONTROLLER_JOURNAL__PATH"
-        if not self._options.no_traffic and journal not in os.environ:
+        if not self._options.no_traffic and JOURNAL_PATH not in os.environ:
             # The demo begins from nothing: no pin or mode of an earlier one, and none kept for a later one.
-            addresses.controller_environment[journal] = ":memory:"
+            addresses.controller_environment[JOURNAL_PATH] = ":memory:"
         async with AsyncExitStack() as stack:
             worker, control, controller = [
                 await stack.enter_async_context(
@@ -200,6 +201,9 @@ def choose_addresses(worker_config: Path, controller_config: Path) -> Addresses:
     control_port = choose("worker control", worker.control_host, worker.control_port)
     controller_port = choose("controller", controller.host, controller.port)
     control_url = url(worker.control_host, control_port)
+    journal = {}
+    if controller_port != controller.port and controller.port and JOURNAL_PATH not in os.environ:
+        journal[JOURNAL_PATH] = ":memory:"  # who has the port may well have the file too
     return Addresses(
         worker=url(worker.host, port),
         worker_control=control_url,
@@ -211,6 +215,7 @@ def choose_addresses(worker_config: Path, controller_config: Path) -> Addresses:
         controller_environment={
             "SPEC_CONTROLLER_SERVER__PORT": str(controller_port),
             "SPEC_CONTROLLER_WORKERS": json.dumps([{"id": "local", "url": control_url}]),
+            **journal,
         },
         notes=notes,
     )

@@ -77,6 +77,7 @@ def start_demo(tiny_model_dir: Callable[..., Path]) -> Iterator[StartDemo]:
         "SPEC_WORKER_MODEL__PATH": str(tiny_model_dir(max_positions=2048)),
         "SPEC_WORKER_MODEL__DEVICE": "cpu",
         "SPEC_WORKER_MODEL__THREADS": "1",
+        "SPEC_CONTROLLER_JOURNAL__PATH": ":memory:",
     }
     demos: list[Demo] = []
 
