@@ -29,6 +29,8 @@ UNPROFILED_SLOPE_SD = 0.4
 UNPROFILED_CELL_SD = 0.06
 CLIP = 3.0
 """Standard deviations beyond which a window's mean counts as a stall of the machine."""
+REMEMBERED = 200
+"""Points of the profile that are kept."""
 GUESS_PER_STEP = 0.12
 """Without a profile: a round's growth per draft, relative to depth 0, until it is known."""
 
@@ -60,12 +62,25 @@ class Profile:
     def __init__(self, cells: Sequence[ProfileCell]) -> None:
         self._cells = {(c.batch_size, c.num_steps): c for c in cells}
         self._sizes = sorted({c.batch_size for c in cells})
+        self._read: dict[tuple[int, int, int], float] = {}
         self._steps = {
             size: sorted(c.num_steps for c in cells if c.batch_size == size) for size in self._sizes
         }
 
     def seconds(self, batch_size: float, num_steps: int, drafts: float) -> float:
-        """Return the seconds of a round with this many drafts verified per request (at most num_steps)."""
+        """Return the seconds of a round with this many drafts verified per request (at most num_steps).
+
+        Read on a grid of hundredths and remembered: the same few points are asked for in every turn.
+        """
+        key = round(100 * batch_size), num_steps, round(100 * drafts)
+        found = self._read.get(key)
+        if found is None:
+            if len(self._read) >= REMEMBERED:
+                self._read.clear()
+            found = self._read[key] = self._between(key[0] / 100, num_steps, key[2] / 100)
+        return found
+
+    def _between(self, batch_size: float, num_steps: int, drafts: float) -> float:
         low, high, share = bracket(self._sizes, batch_size)
         value = (1 - share) * self._at(low, num_steps, drafts)
         if share:
@@ -125,19 +140,16 @@ class Latency:
 
     def forecast(self, batch_size: float, num_steps: int, drafts: float) -> CostForecast:
         """Return what a round would take; `is_known` must hold."""
-        x = self._features(batch_size, num_steps)
+        _, x1, x2 = self._features(batch_size, num_steps)
         own, own_variance = self._cell(batch_size, num_steps)
-        value = sum(a * b for a, b in zip(x, self._state, strict=True)) + own
-        shared = sum(x[i] * self._covariance[i][j] * x[j] for i in (1, 2) for j in (1, 2))
+        value = self._state[0] + x1 * self._state[1] + x2 * self._state[2] + own
+        (_, _, _), (_, c11, c12), (_, _, c22) = self._covariance
+        shared = x1 * x1 * c11 + 2 * x1 * x2 * c12 + x2 * x2 * c22
         return CostForecast(
             self._base(batch_size, num_steps, drafts) * math.exp(value),
             own_variance + shared,
             math.sqrt(self._spread_squared),
         )
-
-    def slope_variance(self) -> float:
-        """Variance of slope_k: how unsure the difference between depths is beyond the cells' own."""
-        return self._covariance[1][1]
 
     # ---- inside ----
 

@@ -40,6 +40,8 @@ class Estimator:
         self._acceptance = Acceptance(width)
         self._latency = Latency(profile, width)
         self._load: dict[int, list[float]] = {}
+        self._before: AcceptanceEstimate | None = None
+        """The estimate of the turn before, that forecasts are made with."""
 
     def follow(self, depths: Depths, probe: ProbeRequest | None) -> None:
         """Tell what is in force from now on: the depth of every slot, and the probe in flight."""
@@ -58,7 +60,7 @@ class Estimator:
                     evidence.wait(cell.rounds)
         delivery = self._delivery(observation)
         self._acceptance.add(observation.cells, observation.span_seconds)
-        acceptance = self._acceptance.estimate()
+        acceptance = self._before = self._acceptance.estimate()
         drafts = self._drafts(acceptance)
         self._latency.add(observation.cells, observation.span_seconds, drafts)
         self._follow_load(observation)
@@ -77,7 +79,9 @@ class Estimator:
         cells = [cell for cell in observation.cells if cell.timed_rounds == cell.rounds]
         if not self._latency.is_known or not cells:
             return None
-        acceptance = self._acceptance.estimate()
+        acceptance = self._before
+        if acceptance is None:
+            return None
         drafts = self._drafts(acceptance)
         expected_tokens = expected_seconds = 0.0
         for cell in cells:
