@@ -151,8 +151,12 @@ class GoodputPolicy:
         samples = p.probe_samples if slot.num_steps > 0 else p.probe_samples / 4
         rounds = max(1, math.ceil(samples / choice.forecast.batch_size))
         cost = rounds * tier.round_seconds
-        # At depth 0 there is always a next probe: at the latest when its own share of the time has passed.
-        is_overdue = slot.num_steps == 0 and estimate.seconds - state.probe_since > cost / p.probe_share
+        # At depth 0 there is always a next probe: at the latest when its share of the time, and half of what was
+        # borrowed for repeats, has passed.
+        debt = max(0.0, -self._budget) / 2
+        is_overdue = (
+            slot.num_steps == 0 and estimate.seconds - state.probe_since > (cost + debt) / p.probe_share
+        )
         if cost > self._budget and not is_overdue:
             return None
         hope = math.expm1(self._hope(choice, tier, present))
