@@ -93,7 +93,7 @@ def test_idle_time_is_no_busy_time() -> None:
 
 def test_probes_run_and_are_counted() -> None:
     s = scenario(
-        phases=[{"tokens": 6000, "acceptance": [0.05], "batch_size": 4}],
+        phases=[{"tokens": 30_000, "acceptance": [0.05], "batch_size": 4}],
         latency={"weights_seconds": 0.01, "draft_step_seconds": 0.006},
     )
     run = play("goodput", s, [0])[0]
