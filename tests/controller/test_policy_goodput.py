@@ -77,7 +77,7 @@ def estimate(
 
 
 def policy(**parameters: Any) -> GoodputPolicy:
-    built = KIND.build(GoodputParameters(**parameters), SLOTS, "w")
+    built = KIND.build(GoodputParameters(**{"sight": 0.0, **parameters}), SLOTS, "w")
     assert isinstance(built, GoodputPolicy)
     return built
 
@@ -95,7 +95,7 @@ def test_the_depth_that_brings_most_is_chosen(p: float, per_step: float, best: i
     scores = {t.num_steps: t.goodput for t in forecast(found, per_step=per_step).tiers}
     assert max(scores, key=lambda k: scores[k]) == best
     start = 3 if best != 3 else 0
-    proposals = by_slot(policy(sight=0.0).decide(estimate(found, {1: start, 4: start}, per_step=per_step)))
+    proposals = by_slot(policy().decide(estimate(found, {1: start, 4: start}, per_step=per_step)))
     assert proposals[1].num_steps == best
     assert {score.num_steps for score in proposals[1].scores} == set(TIERS)
 
@@ -207,6 +207,23 @@ def test_a_probe_whose_batch_size_is_gone_is_given_up() -> None:
     assert rule.decide(later) == []
     (ended,) = rule.decide(dataclasses.replace(later, seconds=now + 2.5))
     assert ended.ends_probe and ended.probe is None and ended.reason == "probe_inconclusive"
+
+
+# ---- sight ----
+
+
+def test_a_text_that_keeps_changing_is_kept_in_sight() -> None:
+    found = acceptance(0.05)  # 0 is 4.5 % better than 1
+    rule = policy(sight=0.1, probe_share=1e-6)
+    at_0 = by_slot(rule.decide(estimate(found, {1: 0, 4: 0}, seconds=100.0)))
+    assert (at_0[1].num_steps, at_0[1].reason) == (1, "sight")
+    assert rule.decide(estimate(found, {1: 1, 4: 1}, seconds=100.5)) == []
+    quiet = by_slot(rule.decide(estimate(found, {1: 1, 4: 1}, seconds=140.0)))
+    assert quiet[1].num_steps == 0
+    assert not by_slot(rule.decide(estimate(found, {1: 0, 4: 0}, seconds=141.0)))
+    changed = dataclasses.replace(found, has_changed=True)
+    again = by_slot(rule.decide(estimate(changed, {1: 0, 4: 0}, seconds=142.0)))
+    assert again[1].num_steps == 1
 
 
 # ---- objectives and caps ----
