@@ -85,7 +85,7 @@ class SlotConfig(Section):
 class PolicyConfig(Section):
     """`[policy]`: which rule decides, on which slots, with which parameters."""
 
-    name: str = "goodput"
+    name: str = "threshold"
     mode: Mode = "active"
     """At start: active, advisory, frozen or released."""
     slots: Annotated[list[SlotConfig], Field(max_length=16)] = []
