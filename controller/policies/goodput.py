@@ -2,11 +2,14 @@
 
 Per slot, with g(k) = bs E(k) / t(bs, k) and G = ln g(k2) - ln g(k1) for the present depth k1:
 
-- **change** to the best k2 when G > max(delta, z sd(G)): the gain must be worth it and beyond doubt. The dwell time
-  between two changes is the guards'. When plain decoding is clearly faster, the way to it does not wait.
+- **change** to the best k2 when G > max(delta, z sd(G)): the gain must be worth it and beyond doubt. For a way down
+  less will do (delta_down): where depths are worth the same, the shallow one wastes least. The dwell time between two
+  changes is the guards'. When plain decoding is clearly faster, the way to it does not wait.
 - **probe** a depth whose optimistic gain G + optimism sd(G) exceeds delta, for as few rounds as tell something. A
   probe is paid from a budget, a share of all time; one that found nothing waits twice as long for the next, and a
   change of the text sets that back. At depth 0 nothing is learned about the text, so probes go on there for ever.
+- **sight**: while the text keeps changing any other depth is worth a little more than its goodput, because a change
+  shows there at once. With drafts that cost next to nothing this keeps a lookup drafter from being switched off.
 - **slots without traffic** follow when a slot in use changes, or for a large gain, so that the table is right when
   the batch size gets there.
 - **latency_slo**: only depths whose rounds stay below `slo_seconds` at the 95th percentile (a stream's tokens come
@@ -107,15 +110,24 @@ class GoodputPolicy:
             state.next_probe = estimate.seconds + p.probe_pause_seconds
         tiers = self._allowed(forecast)
         present = forecast.tier(slot.num_steps)
-        blind = math.exp(-p.sight * math.exp(-(estimate.seconds - self._changed_at) / p.sight_seconds))
-        best = max(tiers, key=lambda tier: tier.goodput * (blind if tier.num_steps == 0 else 1.0))
+        best = max(tiers, key=lambda tier: math.log(tier.goodput) + self._sight(tier, estimate))
         if present is None or present not in tiers:
             return Choice(slot, forecast, acceptance, present, best, None, "not_allowed")
         found = gain(acceptance, best, present)
-        if best is present or found.mean <= max(p.delta, p.z * found.sd):
+        worth = found.mean + self._sight(best, estimate) - self._sight(present, estimate)
+        is_deeper = best.num_steps > present.num_steps
+        least = p.delta if is_deeper else p.delta_down
+        if best is present or worth <= max(least, p.z * found.sd):
             return Choice(slot, forecast, acceptance, present, present, found, "stay")
-        reason = "deeper" if best.num_steps > present.num_steps else "shallower"
+        reason = "sight" if found.mean <= 0 else "deeper" if is_deeper else "shallower"
         return Choice(slot, forecast, acceptance, present, best, found, reason)
+
+    def _sight(self, tier: TierForecast, estimate: Estimate) -> float:
+        """What a depth is worth beside its goodput, in logarithms: any but 0 shows when the text changes."""
+        if tier.num_steps == 0:
+            return 0.0
+        p = self._parameters
+        return p.sight * math.exp(-(estimate.seconds - self._changed_at) / p.sight_seconds)
 
     def _allowed(self, forecast: SlotForecast) -> list[TierForecast]:
         """The tiers that objective and caps leave; never empty."""

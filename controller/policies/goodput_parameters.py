@@ -14,7 +14,9 @@ class GoodputParameters:
     slo_seconds: float | None = None
     """With `latency_slo`: bound of the inter-token time's 95th percentile."""
     delta: float = 0.02
-    """Least gain (relative) that is worth a change."""
+    """Least gain (relative) that is worth a deeper depth."""
+    delta_down: float = 0.005
+    """The same for a shallower one."""
     z: float = 1.0
     """Standard deviations by which a gain must be beyond doubt."""
     optimism: float = 1.3
@@ -26,8 +28,8 @@ class GoodputParameters:
     probe_pause_seconds: float = 0.5
     """Least time between two probes of a slot, doubled by each that found nothing, up to `probe_pause_max_seconds`."""
     probe_pause_max_seconds: float = 8.0
-    sight: float = 0.04
-    """What depth 0 must gain beyond `delta` while the text keeps changing, because nothing is seen of it there."""
+    sight: float = 0.10
+    """What any depth but 0 is worth beside its goodput (in logarithms) just after the text has changed."""
     sight_seconds: float = 10.0
     """How fast that fades once the text has ceased to change."""
     idle_slot_gain: float = 0.08
@@ -42,7 +44,15 @@ class GoodputParameters:
             raise ValueError(
                 f'objective "latency_slo" needs slo_seconds, a positive number, got {self.slo_seconds}'
             )
-        for name in ("delta", "z", "optimism", "sight", "idle_slot_gain", "probe_pause_seconds"):
+        for name in (
+            "delta",
+            "delta_down",
+            "z",
+            "optimism",
+            "sight",
+            "idle_slot_gain",
+            "probe_pause_seconds",
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if not 0 < self.probe_share <= 0.2:
