@@ -49,7 +49,8 @@ ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "no dwell time": ({}, {"dwell_seconds": 0.0}, {}),
     "hardly any probes": ({"probe_share": 1e-5}, {}, {f"{GOODPUT}.BUDGET_START_SECONDS": 0.0}),
     "probes are not repeated": ({}, {}, {f"{GOODPUT}.REPEATS": 0}),
-    "no premium on sight": ({"sight": 0.0}, {}, {}),
+    "no worth of sight": ({"sight": 0.0}, {}, {}),
+    "the way down as hard as up": ({"delta_down": 0.02}, {}, {}),
     "idle slots wait for traffic": ({"idle_slot_gain": 1e9}, {}, {}),
     "no breaker": ({}, {"breaker_tolerance": 0.0}, {}),
 }

@@ -2,6 +2,7 @@
 
     python -m bench.policy                       # the test set, 10 seeds
     python -m bench.policy --set tuning --seeds 4
+    python -m bench.policy --set recorded        # the default model on the demo texts
 
 Figures are those of `spec-controller simulate` (docs/policy.md). Everything is seeded: the same tree gives the same
 figures on any machine, however busy. One process per core; a scenario's seeds stay together.
@@ -69,7 +70,9 @@ def compare(report: Mapping[str, Any], ours: str) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.policy", description=__doc__.splitlines()[0])
-    parser.add_argument("--set", choices=["test", "tuning"], default="test", help="which scenarios")
+    parser.add_argument(
+        "--set", choices=["test", "tuning", "recorded"], default="test", help="which scenarios"
+    )
     parser.add_argument("--seeds", type=int, default=10, help="runs per policy and scenario (default 10)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("names", nargs="*", help="scenarios by file name without .toml (default: all)")
@@ -86,10 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report[name] = figures
             print("\n".join(table(name, figures)), flush=True)
     print("\n".join(compare(report, "goodput")))
-    for length in sorted({name.rpartition("@")[2] for name in report}):
-        figures = [f["policies"]["goodput"] for name, f in report.items() if name.endswith(f"@{length}")]
-        mean = statistics.fmean(f["oracle_pct"] for f in figures)
-        worst = min(f["worst_phase_pct"] for f in figures)
+    for length in sorted({name.rpartition("@")[2] for name in report if "@" in name}):
+        ours = [f["policies"]["goodput"] for name, f in report.items() if name.endswith(f"@{length}")]
+        mean = statistics.fmean(f["oracle_pct"] for f in ours)
+        worst = min(f["worst_phase_pct"] for f in ours)
         print(f"goodput with phases of {length}: mean {mean:.2f} % of the oracle, worst phase {worst:.2f} %")
     scenarios = {name: figures["policies"] for name, figures in report.items()}
     print(json.dumps({"bench": "policy", "scenarios": scenarios}))
