@@ -46,6 +46,25 @@ class DecoderWeights:
     head: Linear
 
 
+class FeatureTap:
+    """Keeps hidden states that a forward passes by: what a draft head is fed with."""
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        """Ask for the hidden states after `layers` layers each, before any norm; a layer may be named twice."""
+        self._layers = list(layers)
+        self._wanted = frozenset(layers)
+        self._states: dict[int, Tensor] = {}
+
+    def offer(self, num_layers: int, hidden: Tensor) -> None:
+        """Called by a forward after each layer, `hidden` `[rows, hidden_size]`."""
+        if num_layers in self._wanted:
+            self._states[num_layers] = hidden
+
+    def take(self) -> list[Tensor]:
+        """Return the latest forward's states in the order asked for, `[rows, hidden_size]` each."""
+        return [self._states[layer] for layer in self._layers]
+
+
 class Decoder:
     """A loaded model; used by one thread. Its weights never change."""
 
@@ -82,7 +101,15 @@ class Decoder:
         return kv
 
     @torch.no_grad()
-    def forward(self, token_ids: Tensor, segments: Sequence[Segment], kv: KVCache, *, phase: Phase) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        segments: Sequence[Segment],
+        kv: KVCache,
+        *,
+        phase: Phase,
+        tap: FeatureTap | None = None,
+    ) -> Tensor:
         """Compute rows and store their keys and values.
 
         Each row attends to positions 0 up to its own in its own slot, so a segment's earlier positions must be in
@@ -94,6 +121,7 @@ class Decoder:
             kv: a cache made by `new_kv_cache`.
             phase: `prefill` for prompts, `decode` for plain decoding, verify and draft steps alike: it selects
                 kernels, and only rows of the same phase are comparable bit for bit.
+            tap: is offered the hidden states after every layer.
 
         Returns:
             Hidden states after the final norm, `[rows, hidden_size]`.
@@ -109,7 +137,7 @@ class Decoder:
         first_value_head = config.num_heads + config.num_kv_heads
         norm_shape, eps = (config.hidden_size,), config.rms_norm_eps
         x = self._weights.embedding.index_select(0, token_ids)  # [rows, hidden_size]
-        for layer, layer_kv in zip(self._weights.layers, kv.layers, strict=True):
+        for index, (layer, layer_kv) in enumerate(zip(self._weights.layers, kv.layers, strict=True)):
             normed = F.rms_norm(x, norm_shape, layer.input_norm, eps)
             heads = layer.qkv(normed, phase).view(len(token_ids), -1, config.head_dim)
             turning = heads[:, :first_value_head]
@@ -122,6 +150,8 @@ class Decoder:
             normed = F.rms_norm(x, norm_shape, layer.post_attention_norm, eps)
             gate, up = layer.gate_up(normed, phase).chunk(2, dim=1)
             x = x + layer.down(F.silu(gate) * up, phase)
+            if tap is not None:
+                tap.offer(index + 1, x)
         return F.rms_norm(x, norm_shape, self._weights.final_norm, eps)
 
     def _plan(self, segments: Sequence[Segment], kv: KVCache, phase: Phase) -> AttentionPlan:
