@@ -15,6 +15,7 @@ from worker.request import EngineStopped, Request
 from worker.scheduler import Scheduler
 from worker.spec.plan import PlanTable
 from worker.spec.stats import StatsRecorder
+from worker.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +124,17 @@ class EngineThread:
                 kv_tokens_total=self._max_kv_tokens,
             ),
             **self._recorder.snapshot()._asdict(),
+        )
+
+    def telemetry(self) -> Telemetry:
+        """Return all counters, and what only metrics show."""
+        stats = self.stats()
+        return Telemetry(
+            stats=stats,
+            durations=self._recorder.durations(),
+            depth=self._plans.counts(),
+            # Only drafters that organise drafts have a slow path.
+            slow_path_rounds=getattr(self.engine.drafter, "slow_path_rounds", 0),
         )
 
     def health(self) -> Health:

@@ -1,19 +1,11 @@
-"""Prometheus metrics of a worker.
+"""Prometheus metrics of a worker; docs/metrics.md lists them with their PromQL.
 
-`SpecCollector` turns one snapshot of the engine's counters into metrics at the moment of the scrape: nothing is
-kept here, so nothing goes stale and all numbers of a scrape fit together. `ServerMetrics` are the latencies that
-only the server sees. Raw counters only; ratios are PromQL:
-
-    acceptance of draft i, given the drafts before it (position counts from 0):
-        rate(spec_decode_num_accepted_tokens_per_pos_total[1m]) / rate(spec_decode_reached_per_pos_total[1m])
-    accept_length (tokens per request-round, the target's own included):
-        sum(rate(spec_accept_tokens_total[1m])) / sum(rate(spec_request_rounds_total[1m]))
-    seconds per round, by depth:
-        sum by (num_steps) (rate(spec_round_seconds_total{stage="round"}[1m]))
-          / sum by (num_steps) (rate(spec_timed_rounds_total[1m]))
+`SpecCollector` turns one reading of the engine into metrics at the moment of the scrape: nothing is kept here, so
+nothing goes stale and all numbers of a scrape fit together. `ServerMetrics` are the latencies that only the server
+sees. Raw counters only, ratios are PromQL; every series there can be is there from the first scrape (with 0), so a
+rate never misses its first event and an idle worker shows zeros, not gaps.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import get_args
 
@@ -22,11 +14,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from worker.api.served import ServedModel
-from worker.protocol import PlanSource, SpecStats, StatsBucket
+from worker.protocol import PlanSource, PlanStatus, SpecInfo, SpecStats
 from worker.request import FinishReason
+from worker.round_metrics import batch_size_buckets, round_metrics
+from worker.telemetry import Telemetry
 
-STAGES = ("draft", "verify", "round", "catch_up")
 FIRST_TOKEN_EDGES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+INTER_TOKEN_EDGES = (
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10,
+)  # fmt: skip
 DURATION_EDGES = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -40,6 +36,13 @@ class ServerMetrics:
             buckets=FIRST_TOKEN_EDGES,
             registry=registry,
         )
+        self.inter_token = Histogram(
+            "spec_inter_token_seconds",
+            "Time per token after a request's first: one observation for each token; those that came out of one "
+            "round share its time evenly",
+            buckets=INTER_TOKEN_EDGES,
+            registry=registry,
+        )
         self.request_duration = Histogram(
             "spec_request_duration_seconds",
             "From a request's arrival to its last token; requests that the client gave up are not counted",
@@ -48,8 +51,30 @@ class ServerMetrics:
         )
 
 
+class TokenTimes:
+    """Times the tokens of one request as they reach the server."""
+
+    def __init__(self, metrics: ServerMetrics, started_seconds: float) -> None:
+        """Begin at the request's arrival (monotonic seconds, as in `arrived`)."""
+        self._metrics = metrics
+        self._started = started_seconds
+        self._last: float | None = None
+
+    def arrived(self, count: int, now: float) -> None:
+        """Take `count` tokens in; the first ever is the time to first token, each later one is an interval."""
+        if count < 1:
+            return
+        if self._last is None:
+            self._metrics.time_to_first_token.observe(max(0.0, now - self._started))
+            self._last = now
+            count -= 1
+        for _ in range(count):
+            self._metrics.inter_token.observe(max(0.0, now - self._last) / count)
+        self._last = now
+
+
 class SpecCollector(Collector):
-    """Reads the engine's statistics once per scrape. Yields nothing while the model loads."""
+    """Reads the engine once per scrape. Yields nothing while the model loads."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -59,119 +84,103 @@ class SpecCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric from one snapshot."""
+        """Yield every metric from one reading."""
         if not self._model.is_attached:
             return
-        stats = self._model.engine.stats()
-        yield from _draft_counters(stats.buckets)
-        yield from _position_counters(stats.buckets)
-        yield from _round_counters(stats.buckets)
-        yield from _request_counters(stats)
-        yield from _gauges(stats)
+        info, telemetry = self._model.engine.info, self._model.engine.telemetry()
+        yield _info(info)
+        yield from round_metrics(info, telemetry)
+        yield from _request_counters(telemetry.stats)
+        yield from _depth_counters(telemetry)
+        yield from _gauges(telemetry.stats)
+        yield from _plan_gauges(telemetry.stats.plan, info)
 
 
-def _counter(name: str, help_text: str, value: float) -> CounterMetricFamily:
-    return CounterMetricFamily(name, help_text, value=value)
-
-
-def _draft_counters(buckets: list[StatsBucket]) -> Iterator[Metric]:
-    """Whole-worker sums, under the names that vLLM's dashboards use (without its prefix)."""
-    drafts = sum(bucket.proposed[0] for bucket in buckets if bucket.proposed)
-    yield _counter("spec_decode_num_drafts", "Request-rounds in which a draft was verified", drafts)
-    proposed = sum(sum(bucket.proposed) for bucket in buckets)
-    yield _counter("spec_decode_num_draft_tokens", "Draft tokens that verify looked at", proposed)
-    correct = sum(sum(bucket.correct) for bucket in buckets)
-    yield _counter("spec_decode_num_accepted_tokens", "Draft tokens accepted and kept", correct)
-
-
-def _position_counters(buckets: list[StatsBucket]) -> Iterator[Metric]:
-    correct: Counter[int] = Counter()
-    reached: Counter[int] = Counter()
-    for bucket in buckets:
-        correct.update(dict(enumerate(bucket.correct)))
-        reached.update(dict(enumerate(bucket.reached)))
-    for name, help_text, counts in (
-        ("spec_decode_num_accepted_tokens_per_pos", "Drafts accepted and kept, by position from 0", correct),
-        (
-            "spec_decode_reached_per_pos",
-            "Request-rounds in which every draft before this position was right and the position was not cut "
-            "off: the denominator of per-position acceptance",
-            reached,
-        ),
-    ):
-        family = CounterMetricFamily(name, help_text, labels=("position",))
-        for position in sorted(reached):
-            family.add_metric([str(position)], counts[position])
-        yield family
-
-
-def _round_counters(buckets: list[StatsBucket]) -> Iterator[Metric]:
-    """Rounds by what they executed; every family has at most tiers × batch-size buckets series."""
-    for name, help_text, attribute in (
-        ("spec_rounds", "Rounds", "rounds"),
-        (
-            "spec_timed_rounds",
-            "Rounds behind spec_round_seconds_total (no prefill in the step)",
-            "timed_rounds",
-        ),
-        ("spec_request_rounds", "Requests in rounds, summed", "request_rounds"),
-        ("spec_accept_tokens", "Correct drafts + 1 per request-round, before a stop cuts", "accept_tokens"),
-        ("spec_verify_rows", "Rows that the target computed in rounds", "verify_rows"),
-    ):
-        family = CounterMetricFamily(name, help_text, labels=("num_steps", "batch_size_le"))
-        for bucket in buckets:
-            labels = [str(bucket.num_steps), str(bucket.max_batch_size)]
-            family.add_metric(labels, getattr(bucket, attribute))
-        yield family
-    emitted = sum(bucket.emitted_tokens for bucket in buckets)
-    yield _counter(
-        "spec_emitted_tokens", "Tokens that rounds handed out (first tokens not among them)", emitted
-    )
-    seconds: Counter[tuple[str, int]] = Counter()
-    for bucket in buckets:
-        for stage in STAGES:
-            seconds[stage, bucket.num_steps] += getattr(bucket, f"{stage}_seconds")
-    family = CounterMetricFamily(
-        "spec_round_seconds",
-        "Wall seconds of rounds without a prefill, by stage; `round` is the whole",
-        labels=("stage", "num_steps"),
-    )
-    for (stage, num_steps), value in sorted(seconds.items()):
-        family.add_metric([stage, str(num_steps)], value)
-    yield family
+def _info(info: SpecInfo) -> Metric:
+    names = ("model", "drafter", "device", "dtype", "version")
+    family = GaugeMetricFamily("spec_worker_info", "1; what this worker is, in its labels", labels=names)
+    family.add_metric([getattr(info, name) for name in names], 1)
+    return family
 
 
 def _request_counters(stats: SpecStats) -> Iterator[Metric]:
-    yield _counter("spec_generated_tokens", "Tokens handed out", stats.generated_tokens)
-    yield _counter("spec_first_tokens", "Tokens drawn straight after a prefill", stats.first_tokens)
-    yield _counter(
-        "spec_prompt_tokens", "Prompt tokens of requests that got a first token", stats.prompt_tokens
-    )
-    yield _counter(
-        "spec_draft_failures", "Rounds at depth 0 because the drafter failed", stats.draft_failures
-    )
+    for name, help_text, value in (
+        ("spec_generated_tokens", "Tokens handed out", stats.generated_tokens),
+        ("spec_first_tokens", "Tokens drawn straight after a prefill", stats.first_tokens),
+        ("spec_prompt_tokens", "Prompt tokens of requests that got a first token", stats.prompt_tokens),
+    ):
+        yield CounterMetricFamily(name, help_text, value=value)
     finished = CounterMetricFamily("spec_requests_finished", "Requests ended, by reason", labels=("reason",))
     for reason in get_args(FinishReason):
         finished.add_metric([reason], stats.requests_finished.get(reason, 0))
     yield finished
 
 
+def _depth_counters(telemetry: Telemetry) -> Iterator[Metric]:
+    changes = CounterMetricFamily(
+        "spec_depth_changes",
+        "Rounds asked for another depth than the round before, by what decided it",
+        labels=("reason",),
+    )
+    for reason, count in telemetry.depth.changes.items():
+        changes.add_metric([reason], count)
+    yield changes
+    for name, help_text, value in (
+        ("spec_probes", "Probes begun: a few rounds at another depth to measure it", telemetry.depth.probes),
+        ("spec_probe_rounds", "Rounds spent on probes", telemetry.depth.probe_rounds),
+        (
+            "spec_draft_failures",
+            "Rounds at depth 0 because the drafter failed",
+            telemetry.stats.draft_failures,
+        ),
+        (
+            "spec_slow_path_rounds",
+            "Rounds whose drafts were organised the long way, off the topk=1 fast path",
+            telemetry.slow_path_rounds,
+        ),
+    ):
+        yield CounterMetricFamily(name, help_text, value=value)
+
+
 def _gauges(stats: SpecStats) -> Iterator[Metric]:
-    queue, plan = stats.queue, stats.plan
+    queue = stats.queue
     for name, help_text, value in (
         ("spec_requests_running", "Requests that hold a slot", queue.running),
         ("spec_requests_waiting", "Requests in the queue", queue.waiting),
         ("spec_kv_tokens_free", "Free room in the KV cache, in tokens", queue.kv_tokens_free),
         ("spec_kv_tokens_total", "Room in the KV cache, in tokens", queue.kv_tokens_total),
-        ("spec_num_steps", "Depth of the latest round", plan.num_steps),
+        ("spec_num_steps", "Depth of the latest round", stats.plan.num_steps),
         ("spec_uptime_seconds", "Seconds since the engine started", stats.uptime_seconds),
     ):
         yield GaugeMetricFamily(name, help_text, value=value)
-    if plan.age_seconds is not None:
-        yield GaugeMetricFamily(
-            "spec_plan_age_seconds", "Since the plan was received or renewed", value=plan.age_seconds
-        )
+
+
+def _plan_gauges(plan: PlanStatus, info: SpecInfo) -> Iterator[Metric]:
+    for name, help_text, value in (
+        ("spec_plan_age_seconds", "Since a plan was received or renewed; absent before", plan.age_seconds),
+        ("spec_plan_remaining_seconds", "Until the plan lapses; 0: none holds", plan.remaining_seconds),
+        ("spec_pin_remaining_seconds", "Until the pin lapses; 0: none holds", plan.pin_remaining_seconds),
+    ):
+        if value is not None:
+            yield GaugeMetricFamily(name, help_text, value=value)
     source = GaugeMetricFamily("spec_plan_source", "1 for what decides the depth now", labels=("source",))
     for name in get_args(PlanSource):
         source.add_metric([name], float(name == plan.source))
     yield source
+    in_force = GaugeMetricFamily(
+        "spec_num_steps_in_force", "Depth for batches up to batch_size_le", labels=("batch_size_le",)
+    )
+    for bucket in batch_size_buckets(info):
+        in_force.add_metric([str(bucket)], _depth_in_force(plan, bucket))
+    yield in_force
+
+
+def _depth_in_force(status: PlanStatus, batch_size: int) -> int:
+    """Return what a batch of this size runs at (a probe in flight and the dead band aside)."""
+    plan = status.plan
+    if plan is not None and plan.pin is not None and status.pin_remaining_seconds > 0:
+        return plan.pin.num_steps
+    if plan is None or status.remaining_seconds <= 0:
+        return status.fallback_num_steps
+    fitting = (entry.num_steps for entry in plan.entries if batch_size <= entry.max_batch_size)
+    return next(fitting, plan.entries[-1].num_steps)

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from worker.api.errors import ApiError
 from worker.api.served import ServingEngine
-from worker.metrics import ServerMetrics
+from worker.metrics import ServerMetrics, TokenTimes
 from worker.request import (
     EngineStopped,
     FinishReason,
@@ -83,6 +83,7 @@ class Generation:
         self._metrics = metrics
         self._clock = clock
         self._started = clock()
+        self._times = TokenTimes(metrics, self._started)
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
         self._pending: list[TokenChunk] = []
@@ -114,8 +115,6 @@ class Generation:
             chunks, self._pending = self._pending, []
             if not chunks:
                 continue
-            if not self.output_ids and any(chunk.token_ids for chunk in chunks):
-                self._metrics.time_to_first_token.observe(self.elapsed_seconds)
             piece = self._assemble(chunks)
             self.text += piece.text
             self.output_ids += piece.token_ids
@@ -150,6 +149,7 @@ class Generation:
 
     def _receive(self, chunk: TokenChunk) -> None:
         if self._open:
+            self._times.arrived(len(chunk.token_ids), self._clock())
             self._pending.append(chunk)
             self._arrived.set()
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from worker.protocol import PlanStatus, SpecInfo, SpecPlan, SpecStats
 from worker.request import Request
+from worker.telemetry import Telemetry
 from worker.tokenization import Tokenizer
 
 
@@ -51,6 +52,9 @@ class ServingEngine(Protocol):
 
     def stats(self) -> SpecStats:
         """Return all counters, as one consistent snapshot."""
+
+    def telemetry(self) -> Telemetry:
+        """Return all counters, and what only metrics show."""
 
     def health(self) -> EngineHealth:
         """Tell whether the loop lives and ticks."""

@@ -80,6 +80,8 @@ class ChainDrafter:
         self.device = device
         self._max_rows = max(max_rows, 1)
         self._use_fast_path = use_fast_path
+        self.slow_path_rounds = 0
+        """Rounds whose drafts were organised the long way."""
         # One pair per width, kept for good: a graph captured at another depth must never read a moved buffer.
         self._chain_buffers: dict[int, tuple[Tensor, Tensor]] = {}
         self._rebuild_topk1_chain_buffers()
@@ -132,6 +134,7 @@ class ChainDrafter:
         the next step's logits; the last token needs none. A row whose logits held NaN has -1 among its tokens.
         """
         is_fast = self.takes_fast_path(first_logits.shape[0])
+        self.slow_path_rounds += not is_fast
         steps = ChainSteps()
         logits = first_logits
         for step in range(self.num_steps):

@@ -7,8 +7,9 @@ batches or HTTP; every method may be called from any thread.
 
 import math
 import threading
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
 
 from worker.protocol import PlanEntry, PlanSource, PlanStatus, SpecPlan, batch_size_bucket
 
@@ -27,6 +28,20 @@ class UnknownTier(Exception):
     def __init__(self, message: str, candidate_steps: Sequence[int]) -> None:
         super().__init__(message)
         self.candidate_steps = list(candidate_steps)
+
+
+ChangeReason = Literal["plan", "pin", "fallback", "probe"]
+CHANGE_REASONS: tuple[ChangeReason, ...] = get_args(ChangeReason)
+
+
+class DepthCounts(NamedTuple):
+    """What moved the depth, cumulative."""
+
+    changes: Mapping[ChangeReason, int]
+    """Rounds that were asked for another depth than the round before, by who asked."""
+    probes: int
+    """Probes of which at least one round was run."""
+    probe_rounds: int
 
 
 class RoundDepth(NamedTuple):
@@ -52,6 +67,9 @@ class PlanTable:
         self._probe_rounds_left = 0
         self._entry = 0
         self._batch_size = 1
+        self._num_steps: int | None = None
+        self._changes: Counter[ChangeReason] = Counter()
+        self._probes = self._probe_rounds = 0
 
     def put(self, plan: SpecPlan, now: float) -> PlanStatus:
         """Take a plan, or renew the same one.
@@ -81,14 +99,31 @@ class PlanTable:
             if plan is not None and now < self._expires:
                 self._entry = _follow(plan.entries, self._entry, batch_size, plan.dead_band)
             depth = self._depth(batch_size, now)
+            self._count(depth)
             if depth.is_probe:
                 self._probe_rounds_left -= 1
             return depth
+
+    def counts(self) -> DepthCounts:
+        """Return how often the depth was moved, and by what."""
+        with self._lock:
+            changes = {reason: self._changes[reason] for reason in CHANGE_REASONS}
+            return DepthCounts(changes, self._probes, self._probe_rounds)
 
     def status(self, now: float) -> PlanStatus:
         """Return what is followed right now; changes nothing."""
         with self._lock:
             return self._status(now)
+
+    def _count(self, depth: RoundDepth) -> None:
+        """Count a round's depth; called before the probe's round is used up."""
+        if self._num_steps is not None and depth.num_steps != self._num_steps:
+            self._changes["probe" if depth.is_probe else depth.source] += 1
+        self._num_steps = depth.num_steps
+        if depth.is_probe:
+            probe = self._plan.probe if self._plan else None
+            self._probes += probe is not None and probe.rounds == self._probe_rounds_left
+            self._probe_rounds += 1
 
     def _check(self, plan: SpecPlan, now: float) -> None:
         if plan.boot_id != self._boot_id:

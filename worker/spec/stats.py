@@ -6,10 +6,11 @@ engine thread) and any number of readers. Knows nothing about tensors, HTTP or P
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from worker.durations import DurationHistogram, RoundDurations
 from worker.protocol import StatsBucket, batch_size_bucket
 
 
@@ -42,7 +43,7 @@ class RowOutcome(NamedTuple):
 
 
 class RoundTimes(NamedTuple):
-    """Wall seconds of one round's stages."""
+    """Wall seconds of one round's stages, in the order of `worker.durations.STAGES`."""
 
     draft_seconds: float
     verify_seconds: float
@@ -131,6 +132,7 @@ class StatsRecorder:
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._finished: Counter[str] = Counter()
         self._totals: Counter[str] = Counter()
+        self._durations = RoundDurations()
 
     def record_round(
         self,
@@ -151,6 +153,7 @@ class StatsRecorder:
                 bucket.counts["prefill_rounds"] += 1
             else:
                 bucket.add_times(times)
+                self._durations.add(num_steps, times)
             for row in rows:
                 bucket.add_row(row)
                 self._totals["generated_tokens"] += row.num_emitted_tokens
@@ -172,8 +175,13 @@ class StatsRecorder:
         with self._lock:
             self._totals["draft_failures"] += 1
 
+    def durations(self) -> Mapping[tuple[str, int], DurationHistogram]:
+        """Return, by (stage, num_steps), how long the rounds behind the time sums took."""
+        with self._lock:
+            return self._durations.snapshot()
+
     def snapshot(self) -> StatsSnapshot:
-        """Return a copy of everything."""
+        """Return a copy of all counters."""
         with self._lock:
             return StatsSnapshot(
                 buckets=[self._buckets[key].to_wire() for key in sorted(self._buckets)],

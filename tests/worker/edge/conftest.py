@@ -20,6 +20,8 @@ from worker.engine_thread import EngineThread, Health
 from worker.protocol import PlanStatus, SpecInfo, SpecPlan, SpecStats
 from worker.request import EngineStopped, Request, RequestRejected, TokenChunk
 from worker.server import create_app
+from worker.spec.plan import CHANGE_REASONS, DepthCounts
+from worker.telemetry import Telemetry
 from worker.tokenization import Tokenizer
 
 CONTEXT = 512
@@ -159,6 +161,14 @@ class ScriptedEngine:
 
     def stats(self) -> SpecStats:
         return self.frozen_stats
+
+    def telemetry(self) -> Telemetry:
+        return Telemetry(
+            stats=self.frozen_stats,
+            durations={},
+            depth=DepthCounts(dict.fromkeys(CHANGE_REASONS, 0), probes=0, probe_rounds=0),
+            slow_path_rounds=0,
+        )
 
     def health(self) -> Health:
         return self.state

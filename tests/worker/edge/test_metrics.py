@@ -9,19 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from worker.api.served import ServedModel
 from worker.engine_thread import EngineThread
-from worker.metrics import SpecCollector
-from worker.protocol import SpecStats, StatsBucket
+from worker.metrics import ServerMetrics, SpecCollector, TokenTimes
+from worker.protocol import Pin, PlanEntry, PlanStatus, Probe, SpecPlan, SpecStats, StatsBucket
 
 BODY = {"text": "abab" * 12, "sampling_params": {"max_new_tokens": 60, "temperature": 0, "ignore_eos": True}}
-
-EXPECTED = {
-    "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
-    "spec_decode_num_accepted_tokens_per_pos", "spec_decode_reached_per_pos", "spec_rounds", "spec_timed_rounds",
-    "spec_request_rounds", "spec_accept_tokens", "spec_verify_rows", "spec_emitted_tokens", "spec_round_seconds",
-    "spec_generated_tokens", "spec_first_tokens", "spec_prompt_tokens", "spec_draft_failures", "spec_requests_finished",
-    "spec_requests_running", "spec_requests_waiting", "spec_kv_tokens_free", "spec_kv_tokens_total", "spec_num_steps",
-    "spec_uptime_seconds", "spec_plan_source", "spec_time_to_first_token_seconds", "spec_request_duration_seconds",
-}  # fmt: skip
 
 
 def bucket(num_steps: int, max_batch_size: int, **values: Any) -> StatsBucket:
@@ -36,15 +27,23 @@ def bucket(num_steps: int, max_batch_size: int, **values: Any) -> StatsBucket:
     )
 
 
-def test_every_name_is_there_and_none_has_a_colon(client: TestClient) -> None:
+def test_the_page_is_served_under_both_paths(client: TestClient) -> None:
     client.post("/generate", json=BODY)
     answer = client.get("/metrics", follow_redirects=False)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain")
     assert client.get("/metrics/", follow_redirects=False).status_code == 200
     families = {family.name for family in text_string_to_metric_families(answer.text)}
-    assert families - {"spec_plan_age_seconds"} >= EXPECTED
     assert not [name for name in families if ":" in name or not name.startswith("spec_")]
+
+
+def test_every_series_is_there_before_anything_happened(scraped: Any) -> None:
+    """No first event is lost to a rate, and an idle worker shows zeros instead of gaps."""
+    fresh = {(s.name, *sorted(s.labels.items())) for m in scraped().collect() for s in m.samples}
+    busy = scraped(*(bucket(tier, size, rounds=1) for tier in (0, 1, 3) for size in (1, 2, 4)))
+    assert {(s.name, *sorted(s.labels.items())) for m in busy.collect() for s in m.samples} == fresh
+    assert all(s.value == 0 for m in scraped().collect() if m.type == "counter" for s in m.samples
+               if s.name.startswith(("spec_decode", "spec_rounds", "spec_wasted")))  # fmt: skip
 
 
 def test_numbers_equal_the_engines(
@@ -80,11 +79,36 @@ def test_latencies_are_observed_once_per_request(client: TestClient, registry: C
     assert first is not None and whole is not None and 0 < first <= whole
 
 
+def test_an_interval_per_token_after_the_first(client: TestClient, registry: CollectorRegistry) -> None:
+    """One per token, not per round, and their sum is the time between first and last token."""
+    client.post("/generate", json=BODY)
+    client.post("/generate", json=BODY)
+    assert registry.get_sample_value("spec_inter_token_seconds_count") == 2 * 60 - 2
+    between = registry.get_sample_value("spec_inter_token_seconds_sum")
+    first = registry.get_sample_value("spec_time_to_first_token_seconds_sum")
+    whole = registry.get_sample_value("spec_request_duration_seconds_sum")
+    assert between is not None and first is not None and whole is not None
+    assert 0 < between <= whole - first
+
+
+def test_tokens_of_one_round_share_its_time() -> None:
+    registry = CollectorRegistry()
+    times = TokenTimes(ServerMetrics(registry), started_seconds=10.0)
+    for count, now in ((0, 10.5), (1, 11.0), (3, 11.3), (0, 12.0), (1, 11.4)):
+        times.arrived(count, now)
+    get = registry.get_sample_value
+    assert get("spec_time_to_first_token_seconds_sum") == 1.0
+    assert get("spec_inter_token_seconds_count") == 4
+    assert get("spec_inter_token_seconds_sum") == pytest.approx(0.4)
+    assert get("spec_inter_token_seconds_bucket", {"le": "0.08"}) == 0
+    assert get("spec_inter_token_seconds_bucket", {"le": "0.15"}) == 4
+
+
 @pytest.fixture
 def scraped(scripted: Any) -> Any:
-    def scrape(*buckets: StatsBucket) -> CollectorRegistry:
+    def scrape(*buckets: StatsBucket, **values: Any) -> CollectorRegistry:
         scripted.frozen_stats = SpecStats.model_validate(
-            scripted.frozen_stats.model_dump() | {"buckets": [item.model_dump() for item in buckets]}
+            scripted.frozen_stats.model_dump() | {"buckets": [item.model_dump() for item in buckets]} | values
         )
         registry = CollectorRegistry()
         registry.register(SpecCollector(ServedModel(scripted, None)))
@@ -110,17 +134,69 @@ def test_positions_and_depths_are_summed_with_their_own_denominators(scraped: An
         for i in range(4)
     ]  # fmt: skip
     assert per_position == [(6, 10), (1, 2), (0, 1), (None, None)]
-    assert get("spec_round_seconds_total", {"stage": "draft", "num_steps": "1"}) == 0.75
-    assert get("spec_round_seconds_total", {"stage": "round", "num_steps": "0"}) == 0.5
     assert get("spec_timed_rounds_total", {"num_steps": "3", "batch_size_le": "1"}) == 2
+    assert get("spec_timed_round_seconds_total", {"num_steps": "0", "batch_size_le": "1"}) == 0.5
     assert get("spec_rounds_total", {"num_steps": "1", "batch_size_le": "2"}) == 2
+    assert get("spec_rounds_total", {"num_steps": "1", "batch_size_le": "4"}) == 0
+    assert [get("spec_wasted_drafts_total", {"num_steps": k}) for k in "013"] == [0, 3, 3]
+    assert get("spec_eager_rounds_total") == 14
 
 
 def test_nothing_is_kept_between_scrapes(scraped: Any) -> None:
-    registry = scraped(bucket(1, 1, rounds=4))
-    assert registry.get_sample_value("spec_rounds_total", {"num_steps": "1", "batch_size_le": "1"}) == 4
-    registry = scraped()
-    assert registry.get_sample_value("spec_rounds_total", {"num_steps": "1", "batch_size_le": "1"}) is None
+    labels = {"num_steps": "1", "batch_size_le": "1"}
+    assert scraped(bucket(1, 1, rounds=4)).get_sample_value("spec_rounds_total", labels) == 4
+    assert scraped().get_sample_value("spec_rounds_total", labels) == 0
+
+
+@pytest.mark.parametrize(
+    ("left", "pin_left", "in_force"),
+    [(5.0, 0.0, [3, 1, 1]), (5.0, 9.0, [0, 0, 0]), (0.0, 9.0, [0, 0, 0]), (0.0, 0.0, [1, 1, 1])],
+)
+def test_the_depth_in_force_follows_pin_plan_and_fallback(
+    scraped: Any, left: float, pin_left: float, in_force: list[int]
+) -> None:
+    plan = SpecPlan(
+        controller_epoch=1, version=1, boot_id="b", ttl_seconds=10.0,
+        entries=[PlanEntry(max_batch_size=1, num_steps=3), PlanEntry(max_batch_size=2, num_steps=1)],
+        pin=Pin(num_steps=0, ttl_seconds=20.0),
+    )  # fmt: skip
+    status = PlanStatus(
+        source="plan", plan=plan, age_seconds=1.0, remaining_seconds=left, pin_remaining_seconds=pin_left,
+        fallback_num_steps=1, num_steps=3,
+    )  # fmt: skip
+    get = scraped(plan=status.model_dump()).get_sample_value
+    found = [get("spec_num_steps_in_force", {"batch_size_le": size}) for size in ("1", "2", "4")]
+    assert found == in_force
+    assert get("spec_plan_age_seconds") == 1.0
+    assert get("spec_plan_remaining_seconds") == left
+
+
+def test_changes_probes_and_durations_come_from_the_engine(
+    client: TestClient, engine: EngineThread, registry: CollectorRegistry
+) -> None:
+    get = registry.get_sample_value
+    changes = {"reason": "probe"}
+    before = (
+        get("spec_depth_changes_total", changes),
+        get("spec_probe_rounds_total"),
+        get("spec_probes_total"),
+    )
+    plan = SpecPlan(
+        controller_epoch=9, version=1, boot_id=engine.info.boot_id, ttl_seconds=60.0,
+        entries=[PlanEntry(max_batch_size=64, num_steps=0)], probe=Probe(num_steps=3, rounds=5),
+    )  # fmt: skip
+    engine.put_plan(plan)
+    client.post("/generate", json=BODY)
+    engine.put_plan(plan.model_copy(update={"version": 2, "probe": None, "ttl_seconds": 0.001}))
+    after = get("spec_depth_changes_total", changes), get("spec_probe_rounds_total"), get("spec_probes_total")
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 5, 1]  # type: ignore[operator]
+    for stage in ("draft", "verify", "round", "catch_up"):
+        buckets = engine.stats().buckets
+        timed = sum(b.timed_rounds for b in buckets if b.num_steps == 0)
+        seconds = sum(getattr(b, f"{stage}_seconds") for b in buckets if b.num_steps == 0)
+        labels = {"stage": stage, "num_steps": "0"}
+        assert get("spec_round_seconds_count", labels) == timed > 0
+        assert get("spec_round_seconds_sum", labels) == pytest.approx(seconds)
 
 
 def test_while_loading_there_is_nothing_to_tell() -> None:
