@@ -1,4 +1,4 @@
-"""Keys and values of running requests: one contiguous region (slot) per request.
+"""Keys and values of running requests: one contiguous region (slot) per request, and a draft head's features there.
 
 Knows nothing about requests, rollback or schedules. How many tokens of a slot are valid is a length kept by the
 caller: rollback moves that length and touches nothing here, and stale rows behind it are overwritten or masked.
@@ -70,8 +70,21 @@ class KVCache:
         """Room per slot, rounded up to `TOKEN_ALIGNMENT`."""
         shape = (2, num_slots, num_kv_heads, self.max_tokens, head_dim)
         self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.features: Tensor | None = None  # [1, num_slots, 1, max_tokens, width]
+        """What `keep_features` made room for: it is copied, swapped and cleared with keys and values."""
         self._free = list(range(num_slots))  # a heap: low slots first keeps running requests side by side
         self._is_free = [True] * num_slots
+
+    def keep_features(self, width: int) -> None:
+        """Make room for `width` numbers per token beside keys and values, of the same dtype."""
+        layer = self.layers[0]
+        shape = (1, self.num_slots, 1, self.max_tokens, width)
+        self.features = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
+
+    @property
+    def _stored(self) -> list[Tensor]:
+        """Everything kept per token, `[…, num_slots, …, max_tokens, …]` each."""
+        return self.layers if self.features is None else [*self.layers, self.features]
 
     @property
     def num_free_slots(self) -> int:
@@ -80,8 +93,8 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values of all slots."""
-        return sum(layer.nbytes for layer in self.layers)
+        """Bytes of keys, values and features of all slots."""
+        return sum(tensor.nbytes for tensor in self._stored)
 
     def keys(self, layer: int) -> Tensor:
         """Return the keys of one layer, a view `[num_slots, num_kv_heads, max_tokens, head_dim]`."""
@@ -115,18 +128,18 @@ class KVCache:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
-        for layer in self.layers:
+        for layer in self._stored:
             layer[:, target, :, :length] = layer[:, source, :, :length]
 
     def swap_out(
         self, slot: int, length: int
-    ) -> list[Tensor]:  # per layer [2, num_kv_heads, length, head_dim]
+    ) -> list[Tensor]:  # per layer [2, num_kv_heads, length, head_dim], then features [1, 1, length, width]
         """Return a copy of the first `length` tokens in host memory, for `swap_in` later: bit for bit the same."""
-        return [layer[:, slot, :, :length].to("cpu", copy=True) for layer in self.layers]
+        return [layer[:, slot, :, :length].to("cpu", copy=True) for layer in self._stored]
 
     def swap_in(self, slot: int, stored: list[Tensor]) -> None:
         """Put back what `swap_out` returned, into any slot."""
-        for layer, content in zip(self.layers, stored, strict=True):
+        for layer, content in zip(self._stored, stored, strict=True):
             layer[:, slot, :, : content.shape[2]] = content.to(layer.device)
 
     def free(self, slot: int) -> None:
@@ -144,7 +157,7 @@ class KVCache:
 
     def clear(self, slot: int) -> None:
         """Zero a slot's content: after an error it may hold NaN, which a mask does not hide."""
-        for layer in self.layers:
+        for layer in self._stored:
             layer[:, slot].zero_()
 
     def check_integrity(self) -> None:
@@ -156,6 +169,7 @@ class KVCache:
         if sorted(self._free) != list(range(self.num_slots)) or not all(self._is_free):
             taken = sorted(set(range(self.num_slots)) - set(self._free))
             raise RuntimeError(f"KV slots not given back: {taken}; free list: {sorted(self._free)}")
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._stored):
             if not bool(torch.isfinite(layer).all()):
-                raise RuntimeError(f"KV of layer {index} holds NaN or infinity")
+                name = f"KV of layer {index}" if index < len(self.layers) else "a feature"
+                raise RuntimeError(f"{name} holds NaN or infinity")

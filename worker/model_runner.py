@@ -1,7 +1,8 @@
 """One decoder with its KV cache: prefill a chunk, decode rows. Target and draft models are both run through this.
 
 Knows nothing about requests or speculation; lengths are the caller's. Prefill and decode are separate phases because
-the kernels may differ between them, and a generated token's KV must never come from the prefill path (DESIGN §7).
+the kernels may differ between them, and a generated token's KV must never come from the prefill path (DESIGN §7). Where
+a draft head asks for them, hidden states are stored beside the KV.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,11 @@ from torch import Tensor
 
 from worker.kv_cache import KVCache
 from worker.models.attention import Segment
-from worker.models.decoder import Decoder
+from worker.models.decoder import Decoder, FeatureTap
+from worker.models.linear import Phase
+
+POST_NORM = -1
+"""Among feature layers: the decoder's output, behind the last layer and the final norm."""
 
 
 class ModelRunner:
@@ -31,18 +36,52 @@ class ModelRunner:
         self.vocab_size = min(num_tokens, decoder.config.vocab_size)
         self.num_forwards = 0
         """Decode forwards so far: proves in tests what a depth really cost."""
+        self._feature_layers: Sequence[int] = ()
+        self._tap: FeatureTap | None = None
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.decoder.device
 
+    def keep_features(self, layers: Sequence[int]) -> None:
+        """From now on store every token's hidden states after these many layers (or `POST_NORM`) beside its KV.
+
+        Takes `len(layers) * hidden_size` numbers per token of the cache.
+        """
+        self._feature_layers = tuple(layers)
+        self._tap = FeatureTap([layer for layer in layers if layer != POST_NORM])
+        self.kv.keep_features(len(layers) * self.decoder.config.hidden_size)
+
+    def features(self, segments: Sequence[Segment]) -> Tensor:  # [rows, len(layers) * hidden_size]
+        """Return what was stored at the segments' positions, in the order of `keep_features`."""
+        if self.kv.features is None:
+            raise RuntimeError("features are read, but keep_features was not called")
+        stored = self.kv.features[0, :, 0]  # [num_slots, max_tokens, width]
+        parts = [stored[segment.slot, segment.start : segment.stop] for segment in segments]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _forward(self, token_ids: Tensor, segments: Sequence[Segment], phase: Phase) -> Tensor:
+        """Run the decoder → `[rows, hidden_size]`, storing KV and features."""
+        hidden = self.decoder.forward(token_ids, segments, self.kv, phase=phase, tap=self._tap)
+        if self._tap is not None and self.kv.features is not None:
+            tapped = iter(self._tap.take())
+            rows = torch.cat(
+                [hidden if i == POST_NORM else next(tapped) for i in self._feature_layers], dim=1
+            )
+            offset = 0
+            for segment in segments:
+                block = rows[offset : offset + segment.count]
+                self.kv.features[0, segment.slot, 0, segment.start : segment.stop] = block
+                offset += segment.count
+        return hidden
+
     @torch.inference_mode()
     def prefill(self, slot: int, start: int, token_ids: Sequence[int]) -> Tensor:  # [1, vocab_size]
         """Store the KV of `token_ids` at `start`; return the logits after the last of them."""
         tokens = torch.tensor(token_ids, device=self.device)
         segment = Segment(slot, start, len(token_ids))
-        hidden = self.decoder.forward(tokens, [segment], self.kv, phase="prefill")
+        hidden = self._forward(tokens, [segment], "prefill")
         return self.decoder.logits(hidden[-1:])[:, : self.vocab_size]
 
     @torch.inference_mode()
@@ -55,7 +94,7 @@ class ModelRunner:
     ) -> Tensor:  # [rows, vocab_size], or [len(segments), vocab_size] with last_only
         """Store the rows' KV and return their logits (of each segment's last row only, if so asked)."""
         self.num_forwards += 1
-        hidden = self.decoder.forward(token_ids, segments, self.kv, phase="decode")
+        hidden = self._forward(token_ids, segments, "decode")
         if last_only and len(token_ids) > len(segments):
             ends = torch.tensor([segment.count for segment in segments], device=self.device).cumsum(0) - 1
             hidden = hidden[ends]

@@ -161,6 +161,11 @@ class Decoder:
         return DecodePlan(segments, kv, self.config.num_heads // self.config.num_kv_heads, window)
 
     @torch.no_grad()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings `[n, hidden_size]` of tokens `[n]`."""
+        return self._weights.embedding.index_select(0, token_ids)
+
+    @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return next-token logits `[n, vocab_size]` of hidden states `[n, hidden_size]`."""
         return self._weights.head(hidden, "decode")
