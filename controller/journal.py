@@ -8,15 +8,15 @@ A life's turns are numbered; a gap in them tells a replay that some were dropped
 come about.
 """
 
-import json
 import logging
 import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from controller.journal_read import Record, select, standing
+from controller.journal_counts import JournalCounts
+from controller.journal_read import Record, newest_of_each, remembered, select, standing
 from controller.journal_rows import decision_body, dump, turn_body
 from controller.journal_store import JournalError, Statement, Store
 from controller.turn import Turn
@@ -37,18 +37,6 @@ _DECISION = "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?)"
 _STATE = "INSERT INTO state VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET wall = excluded.wall, body = excluded.body"
 _LIFE = "INSERT INTO lives VALUES (?, ?, ?, ?, ?)"
 _TURN = "INSERT INTO turns (life, number, wall, kind, body) VALUES (?, ?, ?, ?, ?)"
-
-
-class JournalCounts(Protocol):
-    """Where failures are counted (see `ControllerMetrics`)."""
-
-    def journal_failed(self) -> None:
-        """Count a batch that could not be written."""
-        ...
-
-    def journal_dropped(self, count: int) -> None:
-        """Count entries that were given up."""
-        ...
 
 
 class Journal:
@@ -79,7 +67,7 @@ class Journal:
         self._cursor = store.highest("decisions")
         self._life = store.highest("lives")
         self._numbers: dict[int, int] = {}
-        self._latest = {r.decision.worker: r for r in self._newest_of_each()}
+        self._latest = {r.decision.worker: r for r in newest_of_each(store)}
         self._waiting: deque[Callable[[], Statement]] = deque()
         self._waiting_turns: deque[Callable[[], Statement]] = deque()
         self._records: deque[Record] = deque(maxlen=MAX_WAITING)
@@ -88,6 +76,8 @@ class Journal:
         self._writing = threading.Lock()
         self._wake = threading.Event()
         self._ended = threading.Event()
+        self.listeners: list[Callable[[Record], None]] = []
+        """Called with each new record, where it was appended."""
         self.failure: str | None = None
         """Why the newest batch could not be written; None: it was."""
         self.epoch = 0
@@ -100,6 +90,7 @@ class Journal:
             JournalError: the start could not be written down.
         """
         self.epoch = self._store.begin(self._wall(), code_version, dump(config))
+        self._counts.journal_state(size_bytes=self._store.size_bytes(), waiting=0)
         self._thread.start()
         return self.epoch
 
@@ -113,6 +104,8 @@ class Journal:
             self._latest[decision.worker] = record
             self._records.append(record)
             self._put(self._waiting, lambda: _decision_row(record))
+        for listener in self.listeners:
+            listener(record)
         return record
 
     def remember(self, key: str, body: dict[str, Any]) -> None:
@@ -159,6 +152,11 @@ class Journal:
 
     # ---- reading ----
 
+    @property
+    def newest(self) -> int:
+        """Cursor of the newest decision; 0 before the first."""
+        return self._cursor
+
     def read(self, after: int = 0, limit: int = 100, worker: str | None = None) -> list[Record]:
         """Return up to `limit` of the oldest kept records with a cursor above `after`, oldest first.
 
@@ -193,14 +191,7 @@ class Journal:
         Raises:
             JournalError: the file cannot be read.
         """
-        try:
-            return {key: json.loads(body) for key, body in self._store.read("SELECT key, body FROM state")}
-        except (sqlite3.Error, ValueError) as error:
-            raise JournalError(f"journal.path: {self._store.path}: {error}") from error
-
-    def _newest_of_each(self) -> list[Record]:
-        newest = "SELECT MAX(cursor) FROM decisions GROUP BY worker"
-        return select(self._store, f"SELECT cursor, wall, body FROM decisions WHERE cursor IN ({newest})", ())
+        return remembered(self._store)
 
     # ---- writing ----
 
@@ -220,10 +211,13 @@ class Journal:
                     self._waiting.extendleft(reversed(entries))
                     self._waiting_turns.extendleft(reversed(turns))
                 self._failed(error)
+                waiting = len(entries) + len(turns)
+                self._counts.journal_state(size_bytes=self._store.size_bytes(), waiting=waiting)
                 return False
             with self._pending:
                 while self._records and self._records[0].cursor <= newest:
                     self._records.popleft()
+            self._counts.journal_state(size_bytes=self._store.size_bytes(), waiting=0)
             if self.failure is not None:
                 self.failure = None
                 logger.warning("the journal is written again")

@@ -1,5 +1,6 @@
 """Reading the journal: records out of the store, of a running controller or of a file. Writes nothing."""
 
+import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,3 +44,25 @@ def standing(store: Store, worker: str, wall_seconds: float) -> list[Record]:
     newest = "SELECT MAX(cursor) FROM decisions WHERE worker = ? AND wall <= ? GROUP BY kind, slot"
     sql = f"SELECT cursor, wall, body FROM decisions WHERE cursor IN ({newest}) ORDER BY cursor"
     return select(store, sql, (worker, wall_seconds))
+
+
+def newest_of_each(store: Store) -> list[Record]:
+    """Return every worker's newest record.
+
+    Raises:
+        JournalError: the file cannot be read.
+    """
+    newest = "SELECT MAX(cursor) FROM decisions GROUP BY worker"
+    return select(store, f"SELECT cursor, wall, body FROM decisions WHERE cursor IN ({newest})", ())
+
+
+def remembered(store: Store) -> dict[str, dict[str, Any]]:
+    """Return what is to outlive a restart, by key.
+
+    Raises:
+        JournalError: the file cannot be read.
+    """
+    try:
+        return {key: json.loads(body) for key, body in store.read("SELECT key, body FROM state")}
+    except (sqlite3.Error, ValueError) as error:
+        raise JournalError(f"journal.path: {store.path}: {error}") from error

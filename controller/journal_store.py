@@ -159,6 +159,14 @@ class Store:
                 )
         return gone
 
+    def size_bytes(self) -> int:
+        """Return the size of the file and its write-ahead log; of a journal in memory, its pages. 0 if it is gone."""
+        if self.path == ":memory:":
+            ((pages,), (page_size,)) = self.read("PRAGMA page_count") + self.read("PRAGMA page_size")
+            return int(pages) * int(page_size)
+        files = (Path(self.path), Path(f"{self.path}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def close(self) -> None:
         """Close the file; the lock goes with it."""
         with self._lock:

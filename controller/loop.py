@@ -24,6 +24,7 @@ from controller.turn import Turn, decide, estimate, guard
 from controller.types import Depths, Estimate, Mode, Observation, Outcome, Proposal, Verdict
 from controller.undo import TableChange
 from controller.worker_client import WorkerClient, WorkerError
+from controller.worth import gain_over_plain
 
 logger = logging.getLogger("controller.loop")
 
@@ -177,6 +178,10 @@ class ControlLoop:
         outcome: Outcome,
     ) -> None:
         self.recorder.turn(worker, turn, found, verdicts, outcome)
+        if worker.life is not None:
+            depths, pin = worker.life.depths, worker.pin
+            in_force = depths if pin is None else dict.fromkeys(depths, pin.num_steps)
+            self._metrics.gain(worker.id, gain_over_plain(found, in_force))
         if worker.shadow is not None and worker.life is not None:
             self.recorder.shadow(worker, worker.shadow, worker.shadow.turn(turn))
             worker.shadow.follow(worker.life.depths)
@@ -258,13 +263,18 @@ class ControlLoop:
 
     def show(self, worker: ControlledWorker) -> None:
         """Set the worker's gauges."""
+        life, now = worker.life, self.clock.monotonic()
         self._metrics.state(
             worker.id,
             is_up=worker.is_reachable,
             is_pinned=worker.pin is not None,
             is_held=worker.hold is not None,
             mode=worker.mode,
-            age_seconds=worker.age_seconds(self.clock.monotonic()),
-            depths=worker.life.depths if worker.life else {},
+            age_seconds=worker.age_seconds(now),
+            is_breaker_open=life is not None and life.guards.breaker.is_open(now),
+            depths=life.depths if life and worker.is_reachable else {},
         )
-        self._metrics.shadow(worker.id, worker.shadow.wished() if worker.shadow else ())
+        if life is None or not worker.is_reachable:
+            self._metrics.gain(worker.id, None)
+        shadow = worker.shadow if worker.is_reachable else None
+        self._metrics.shadow(worker.id, shadow.wished() if shadow else ())

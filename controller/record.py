@@ -171,8 +171,7 @@ class Recorder:
         )
 
     def _write(self, decision: Decision) -> None:
-        self._journal.append(decision)
-        self._metrics.decided(decision)
+        self._metrics.decided(decision, self._journal.append(decision).wall_seconds)
         where = "" if decision.max_batch_size is None else f" batch<={decision.max_batch_size}"
         steps = ""
         if decision.num_steps is not None:

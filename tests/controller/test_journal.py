@@ -32,6 +32,9 @@ class Counts:
     def journal_dropped(self, count: int) -> None:
         self.dropped += count
 
+    def journal_state(self, *, size_bytes: int, waiting: int) -> None:
+        self.size_bytes, self.waiting = size_bytes, waiting
+
 
 class Desk:
     """Opens journals on one file, at a time that moves when told to."""
@@ -170,9 +173,13 @@ def test_a_full_disk_is_counted_said_once_and_stops_nobody(desk: Desk, caplog: A
     assert not journal.flush() and not journal.flush()
     assert desk.counts.failed >= 2 and "full" in str(journal.failure)
     assert caplog.text.count("cannot be written") == 1
+    assert desk.counts.waiting == 300
     assert cursors(journal, 0, 1000) == list(range(1, 301)), "read from memory"
     fill(journal, 10_000)
+    before = desk.counts.size_bytes
     assert journal.flush() and journal.failure is None and "written again" in caplog.text
+    assert desk.counts.waiting == 0
+    assert desk.counts.size_bytes > before and desk.counts.size_bytes > 300 * 500
     assert desk.rows("SELECT COUNT(*) FROM decisions") == [(300,)]
     assert cursors(journal, 0, 1000) == list(range(1, 301))
 
