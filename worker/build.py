@@ -17,17 +17,18 @@ from worker.config import WorkerConfig
 from worker.device import available_cores, choose_device, choose_precision
 from worker.engine import Engine
 from worker.engine_thread import EngineThread
-from worker.memory import Placed, available_bytes, check_budget, plan_memory
+from worker.memory import Placed, PlacedHead, available_bytes, check_budget, plan_memory
 from worker.model_runner import ModelRunner
 from worker.models.config import read_config
 from worker.models.loader import load_tokenizer, token_count
 from worker.models.locate import locate_model, model_name
-from worker.pairing import build_drafter, check_width, draft_cache_tokens, load_model
+from worker.pairing import build_drafter, check_width, draft_cache_tokens, head_directory, load_model
 from worker.profile import PROFILE_CONTEXT_TOKENS, Profiler, load_or_measure, profile_path
 from worker.protocol import LatencyProfile, SpecInfo
 from worker.scheduler import Scheduler
 from worker.self_check import check_every_tier
 from worker.spec.draft import Drafter
+from worker.spec.eagle_layouts import read_head_sizes
 from worker.spec.plan import PlanTable
 from worker.spec.runtime_state import SpecRuntimeState, build_runtime_states
 from worker.spec.stats import StatsRecorder
@@ -70,13 +71,17 @@ def _check_memory(config: WorkerConfig, directory: Path, device: torch.device) -
     """Tell what models and caches will take, and refuse what does not fit, before anything is loaded."""
     engine, deepest = config.engine, config.spec.candidate_steps[-1]
     slots = engine.max_running_requests
-    draft = None
+    target = read_config(directory)
+    draft: Placed | PlacedHead | None = None
+    if config.spec.drafter == "eagle":
+        sizes = read_head_sizes(head_directory(config), target)
+        draft = PlacedHead(sizes.num_weights, slots, draft_cache_tokens(config), sizes.numbers_per_token)
     if config.spec.drafter == "model":
         draft_config = read_config(model_directory(config.spec.draft_model_path or ""))
         draft = Placed(draft_config, slots, draft_cache_tokens(config))
     precision = choose_precision(config.model.dtype, device)
     budget = plan_memory(
-        Placed(read_config(directory), slots, engine.max_context_tokens),
+        Placed(target, slots, engine.max_context_tokens),
         draft,
         dtype=precision.dtype,
         packed=precision.packed,
@@ -114,7 +119,7 @@ def _load_parts(config: WorkerConfig, directory: Path, tokenizer: Any, device: t
     states = build_runtime_states(
         config.spec.candidate_steps, max_batch_size=engine.max_running_requests, device=device
     )
-    return _Parts(runner, build_drafter(config, tokenizer, device), states)
+    return _Parts(runner, build_drafter(config, tokenizer, runner, directory), states)
 
 
 def _describe(config: WorkerConfig, directory: Path, parts: _Parts, device: torch.device) -> SpecInfo:
@@ -199,7 +204,7 @@ def _profile(config: WorkerConfig, info: SpecInfo, directory: Path, parts: _Part
     context_tokens = max(2, min(PROFILE_CONTEXT_TOKENS, room, (limit or room) - spec.candidate_steps[-1]))
     key = {
         "model": str(directory.resolve()),
-        "draft_model": spec.draft_model_path,
+        "draft_model": str(head_directory(config)) if spec.drafter == "eagle" else spec.draft_model_path,
         "drafter": info.drafter,
         "device": info.device,
         "dtype": info.dtype,

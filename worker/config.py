@@ -46,9 +46,10 @@ class ModelConfig(Section):
 class SpecConfig(Section):
     """`[spec]`: the drafter and its depths."""
 
-    drafter: Literal["ngram", "model", "none"] = "ngram"
+    drafter: Literal["ngram", "model", "eagle", "none"] = "ngram"
     draft_model_path: str | None = None
-    """Directory or GGUF file of the draft model; required by (and only allowed with) `drafter = "model"`."""
+    """`drafter = "model"`: directory or GGUF file of the draft model. `drafter = "eagle"`: directory of the head;
+    None takes the one that comes with the default model. Not allowed otherwise."""
     candidate_steps: Annotated[list[Annotated[int, Field(ge=0, le=64)]], Field(min_length=1, max_length=16)] = [
         0, 1, 2, 3, 5, 7,
     ]  # fmt: skip
@@ -75,8 +76,12 @@ class SpecConfig(Section):
                 f"spec.num_draft_tokens {self.num_draft_tokens} does not fit spec.num_steps {self.num_steps}: "
                 f"at topk 1 it is num_steps + 1 = {self.num_steps + 1}"
             )
-        if (self.drafter == "model") != (self.draft_model_path is not None):
-            raise ValueError('spec.draft_model_path goes together with spec.drafter = "model"')
+        has_path = self.draft_model_path is not None
+        if has_path != (self.drafter == "model") and not (has_path and self.drafter == "eagle"):
+            raise ValueError(
+                'spec.draft_model_path goes together with spec.drafter = "model" (needed) or "eagle" (allowed), '
+                f"got spec.drafter = {self.drafter!r}"
+            )
         if self.drafter == "none" and steps != [0]:
             raise ValueError('spec.drafter = "none" allows only spec.candidate_steps = [0]')
         if self.ngram_min > self.ngram_max:

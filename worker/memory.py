@@ -33,6 +33,16 @@ class Placed(NamedTuple):
     max_tokens: int
 
 
+class PlacedHead(NamedTuple):
+    """A draft head, its one layer's cache, and the target's features that it reads."""
+
+    num_weights: int
+    num_slots: int
+    max_tokens: int
+    numbers_per_token: int
+    """Keys, values and features."""
+
+
 class MemoryBudget(NamedTuple):
     """Bytes by use."""
 
@@ -60,7 +70,7 @@ class MemoryBudget(NamedTuple):
 
 def plan_memory(
     target: Placed,
-    draft: Placed | None,
+    draft: Placed | PlacedHead | None,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -72,18 +82,25 @@ def plan_memory(
 
     Args:
         target: the target and its cache.
-        draft: the draft model and its cache, if there is one.
+        draft: the draft model or head and what it keeps, if there is one; a head's weights are an upper bound.
         dtype: of weights, caches and activations.
         device: where they go.
         verify_rows: rows with logits in the largest round.
         step_rows: rows of the largest step.
         packed: whether weights are packed to int8.
     """
+    if isinstance(draft, PlacedHead):
+        wide = torch.float32.itemsize if packed else dtype.itemsize
+        draft_weights = draft.num_weights * wide
+        draft_kv = draft.num_slots * draft.max_tokens * draft.numbers_per_token * dtype.itemsize
+    else:
+        draft_weights = decoder_bytes(draft.config, dtype, device, packed=packed) if draft else 0
+        draft_kv = _kv_bytes(draft, dtype) if draft else 0
     return MemoryBudget(
         target_weights=decoder_bytes(target.config, dtype, device, packed=packed),
         target_kv=_kv_bytes(target, dtype),
-        draft_weights=decoder_bytes(draft.config, dtype, device, packed=packed) if draft else 0,
-        draft_kv=_kv_bytes(draft, dtype) if draft else 0,
+        draft_weights=draft_weights,
+        draft_kv=draft_kv,
         working=_working_bytes(target.config, dtype, verify_rows, step_rows),
     )
 

@@ -11,12 +11,15 @@ import torch
 
 from worker.config import WorkerConfig
 from worker.device import choose_precision
+from worker.heads import shipped_head
 from worker.model_runner import ModelRunner
 from worker.models.config import ModelError
 from worker.models.decoder import Decoder
 from worker.models.loader import load_decoder, load_tokenizer, token_count
 from worker.models.locate import locate_model
 from worker.spec.draft import Drafter
+from worker.spec.eagle import EagleDrafter
+from worker.spec.eagle_layouts import load_head
 from worker.spec.model_draft import ModelDrafter
 from worker.spec.ngram import NgramDrafter
 
@@ -37,14 +40,59 @@ def draft_cache_tokens(config: WorkerConfig) -> int:
     return config.engine.max_context_tokens + config.spec.candidate_steps[-1] + 1
 
 
-def build_drafter(config: WorkerConfig, tokenizer: Any, device: torch.device) -> Drafter | None:
+def build_drafter(
+    config: WorkerConfig, tokenizer: Any, target: ModelRunner, target_path: Path
+) -> Drafter | None:
     """Make the configured drafter; None decodes plainly. Raises ModelError for a model that does not fit."""
     spec = config.spec
     if spec.drafter == "none":
         return None
     if spec.drafter == "ngram":
-        return NgramDrafter(ngram_min=spec.ngram_min, ngram_max=spec.ngram_max, device=device)
-    return _build_model_drafter(config, tokenizer, device)
+        return NgramDrafter(ngram_min=spec.ngram_min, ngram_max=spec.ngram_max, device=target.device)
+    if spec.drafter == "eagle":
+        return _build_eagle_drafter(config, target, target_path)
+    return _build_model_drafter(config, tokenizer, target.device)
+
+
+def head_directory(config: WorkerConfig) -> Path:
+    """Return where the configured EAGLE head is; ModelError where none is named and none comes with the model."""
+    named = config.spec.draft_model_path
+    directory = shipped_head(config.model.path) if named is None else Path(named)
+    if directory is None:
+        raise ModelError(
+            "spec.draft_model_path is needed with spec.drafter = 'eagle': "
+            f"no head comes with model.path {config.model.path!r}"
+        )
+    if not directory.is_dir():
+        raise ModelError(f"spec.draft_model_path: {directory}: no such directory")
+    return directory
+
+
+def _build_eagle_drafter(config: WorkerConfig, target: ModelRunner, target_path: Path) -> EagleDrafter:
+    precision = choose_precision(config.model.dtype, target.device)
+    head = load_head(
+        head_directory(config),
+        target.decoder,
+        target_path,
+        num_tokens=target.vocab_size,
+        packed=precision.packed,
+    )
+    _warn_of_limit(head.config.layer.max_position_embeddings, config)
+    return EagleDrafter(
+        head,
+        target,
+        topk=config.spec.topk,
+        max_rows=max(config.engine.cuda_graph_max_batch_size, config.engine.max_running_requests, 1),
+        max_tokens=draft_cache_tokens(config),
+        deepest_num_steps=config.spec.candidate_steps[-1],
+        use_fast_path=config.spec.fast_path == "auto",
+        catch_up_chunk_tokens=config.engine.prefill_chunk_tokens,
+    )
+
+
+def _warn_of_limit(positions: int, config: WorkerConfig) -> None:
+    if positions < config.engine.max_context_tokens:
+        logger.warning("the draft model has %d positions: texts beyond are decoded without drafts", positions)
 
 
 def _build_model_drafter(config: WorkerConfig, tokenizer: Any, device: torch.device) -> ModelDrafter:
@@ -53,9 +101,7 @@ def _build_model_drafter(config: WorkerConfig, tokenizer: Any, device: torch.dev
     check_same_tokens(tokenizer, load_tokenizer(directory), directory)
     decoder = load_model(config, directory, device)
     check_width(decoder, tokenizer, directory)
-    limit = decoder.config.max_position_embeddings
-    if limit < config.engine.max_context_tokens:
-        logger.warning("the draft model has %d positions: texts beyond are decoded without drafts", limit)
+    _warn_of_limit(decoder.config.max_position_embeddings, config)
     runner = ModelRunner(
         decoder,
         num_slots=rows,

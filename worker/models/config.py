@@ -91,7 +91,11 @@ def read_config(directory: Path) -> DecoderConfig:
         ModelError: a file is missing or unreadable, a field is missing, has a bad value, or is not supported.
     """
     path = directory / "config.json"
-    raw = _read_json(path)
+    return parse_config(read_json(path), path)
+
+
+def parse_config(raw: dict[str, Any], path: Path) -> DecoderConfig:
+    """Check the content of a `config.json`; `path` is where it came from. See `read_config`."""
     architecture = _architecture(raw, path)
     hidden_size = _positive(raw, "hidden_size", path)
     num_heads = _positive(raw, "num_attention_heads", path)
@@ -124,11 +128,12 @@ def read_config(directory: Path) -> DecoderConfig:
         mlp_bias=architecture.has_mlp_bias and bool(raw.get("mlp_bias", False)),
         qk_norm=architecture.qk_norm,
         sliding_window=_sliding_window(raw, path, architecture, max_positions),
-        eos_token_ids=_read_eos(raw, directory, vocab_size),
+        eos_token_ids=_read_eos(raw, path.parent, vocab_size),
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds a JSON object; ModelError for anything else."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -235,7 +240,7 @@ def _read_eos(raw: dict[str, Any], directory: Path, vocab_size: int) -> frozense
     path = directory / "generation_config.json"
     value = raw.get("eos_token_id")
     if path.exists():
-        value = _read_json(path).get("eos_token_id", value)
+        value = read_json(path).get("eos_token_id", value)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for token_id in ids:
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:

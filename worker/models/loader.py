@@ -60,6 +60,20 @@ def decoder_bytes(
     return embedding + head + config.num_layers * (layer + norms) + hidden * wide
 
 
+def output_weight(path: Path) -> Tensor:  # [vocab_size, hidden_size], as stored
+    """Read the output head of a directory: the embedding where the two are tied."""
+    config, files = read_config(path), tensor_files(path)
+    name = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    if name not in files:
+        raise ModelError(f"{path}: tensor {name} is missing")
+    try:
+        with safe_open(str(files[name]), framework="pt") as file:
+            weight: Tensor = file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{files[name]}: tensor {name} cannot be read: {error}") from error
+    return weight
+
+
 def load_tokenizer(path: Path) -> Any:
     """Load a directory's tokenizer (a transformers `PreTrainedTokenizerFast`), offline.
 
@@ -105,7 +119,7 @@ class _Checkpoint:
         self._wide = torch.float32 if packed else dtype
         self._packed = packed
         self._device = device
-        self._files = _tensor_files(path)  # tensor name -> file
+        self._files = tensor_files(path)  # tensor name -> file
         self._open: dict[Path, Any] = {}
 
     def weights(self) -> DecoderWeights:
@@ -199,7 +213,7 @@ class _Checkpoint:
         return tensor
 
 
-def _tensor_files(path: Path) -> dict[str, Path]:
+def tensor_files(path: Path) -> dict[str, Path]:
     """Map tensor names to the files that hold them."""
     index = path / "model.safetensors.index.json"
     if index.exists():

@@ -1,8 +1,6 @@
 """The standalone draft model: a small decoder with the target's tokenizer and a KV cache of its own.
 
-Its KV follows the target's committed tokens lazily: at depth 0 nothing runs, and on the way back up the missing
-tokens are caught up first. Invariant after a round's catch-up: draft KV length = committed - 1; rollback is a
-length pointer. Knows nothing about verify.
+Invariant after a round's catch-up: draft KV length = committed - 1. Knows nothing about verify.
 """
 
 import time
@@ -10,15 +8,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from worker.batch import DecodeBatch
 from worker.model_runner import ModelRunner
 from worker.models.attention import Segment
 from worker.request import Request
 from worker.sampling import Draw
-from worker.spec.draft import ChainDrafter, DraftFailure, DraftOutput
+from worker.spec.cached_draft import CachedDrafter
 
 
-class ModelDrafter(ChainDrafter):
+class ModelDrafter(CachedDrafter):
     """Runs num_steps forwards a round, the first over one or two tokens (after full acceptance its KV lacks one)."""
 
     def __init__(
@@ -31,45 +28,18 @@ class ModelDrafter(ChainDrafter):
         catch_up_chunk_tokens: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(topk=topk, max_rows=max_rows, device=runner.device, use_fast_path=use_fast_path)
+        super().__init__(
+            runner.kv,
+            topk=topk,
+            max_rows=max_rows,
+            device=runner.device,
+            use_fast_path=use_fast_path,
+            catch_up_chunk_tokens=catch_up_chunk_tokens,
+            clock=clock,
+        )
         self.max_context_tokens: int | None = runner.decoder.config.max_position_embeddings
         self._runner = runner
-        self._chunk = catch_up_chunk_tokens
-        self._clock = clock
-        self._kv_lengths: dict[int, int] = {}  # by the target's slot, which is the drafter's as well
         self._segments: Sequence[Segment] = ()
-
-    def kv_length(self, slot: int) -> int:
-        """Valid tokens in the drafter's KV of a slot."""
-        return self._kv_lengths.get(slot, 0)
-
-    def draft(self, batch: DecodeBatch) -> DraftOutput:
-        """Catch up, then draft for every request with a budget."""
-        started = self._clock()
-        rows = [row for row, budget in enumerate(batch.row_budgets) if budget > 0]
-        requests = [batch.requests[row] for row in rows]
-        for request in requests:
-            self._catch_up(request)
-        caught_up = self._clock()
-        draft_tokens = torch.zeros(batch.size, self.num_steps, dtype=torch.long, device=self.device)
-        if rows:
-            draft_tokens[rows] = self._draft_rows(requests)
-        # The one look at the numbers before verify: -1 marks a row whose logits held NaN.
-        if bool((draft_tokens < 0).any()):
-            for request in requests:
-                self.release(request.held_slot)
-            raise DraftFailure("the draft model's logits hold NaN")
-        return DraftOutput(draft_tokens, batch.row_budgets, catch_up_seconds=caught_up - started)
-
-    def commit(self, request: Request) -> None:
-        """Keep the KV of what was committed; the drafts behind it were wrong."""
-        slot = request.held_slot
-        if slot in self._kv_lengths:
-            self._kv_lengths[slot] = min(self._kv_lengths[slot], request.committed - 1)
-
-    def release(self, slot: int) -> None:
-        """Forget the slot's KV."""
-        self._kv_lengths.pop(slot, None)
 
     def _catch_up(self, request: Request) -> None:
         """Prefill, in chunks, all but the last two committed tokens that the KV may lack."""

@@ -1,0 +1,79 @@
+"""Drafters that keep keys and values of their own: lengths by slot, catching up, rolling back.
+
+Their KV follows the target's committed tokens lazily: at depth 0 nothing runs, and on the way back up what is missing
+is caught up first. Rollback is a length pointer. Knows nothing about what a forward computes.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from worker.batch import DecodeBatch
+from worker.kv_cache import KVCache
+from worker.request import Request
+from worker.spec.draft import ChainDrafter, DraftFailure, DraftOutput
+
+
+class CachedDrafter(ChainDrafter):
+    """Base of drafters with a KV cache; its slots are the target's."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        *,
+        topk: int,
+        max_rows: int,
+        device: torch.device,
+        use_fast_path: bool,
+        catch_up_chunk_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(topk=topk, max_rows=max_rows, device=device, use_fast_path=use_fast_path)
+        self._kv = kv
+        self._chunk = catch_up_chunk_tokens
+        self._clock = clock
+        self._kv_lengths: dict[int, int] = {}  # by slot
+
+    def kv_length(self, slot: int) -> int:
+        """Valid tokens in the drafter's KV of a slot."""
+        return self._kv_lengths.get(slot, 0)
+
+    def draft(self, batch: DecodeBatch) -> DraftOutput:
+        """Catch up, then draft for every request with a budget."""
+        started = self._clock()
+        rows = [row for row, budget in enumerate(batch.row_budgets) if budget > 0]
+        requests = [batch.requests[row] for row in rows]
+        for request in requests:
+            self._catch_up(request)
+        caught_up = self._clock()
+        draft_tokens = torch.zeros(batch.size, self.num_steps, dtype=torch.long, device=self.device)
+        if rows:
+            draft_tokens[rows] = self._draft_rows(requests)
+        # The one look at the numbers before verify: -1 marks a row whose logits held NaN.
+        if bool((draft_tokens < 0).any()):
+            for request in requests:
+                # A NaN behind the mask would poison what is stored there next.
+                self._kv.clear(request.held_slot)
+                self.release(request.held_slot)
+            raise DraftFailure("the draft model's logits hold NaN")
+        return DraftOutput(draft_tokens, batch.row_budgets, catch_up_seconds=caught_up - started)
+
+    def commit(self, request: Request) -> None:
+        """Keep the KV of what was committed; the drafts behind it were wrong."""
+        slot = request.held_slot
+        if slot in self._kv_lengths:
+            self._kv_lengths[slot] = min(self._kv_lengths[slot], request.committed - 1)
+
+    def release(self, slot: int) -> None:
+        """Forget the slot's KV."""
+        self._kv_lengths.pop(slot, None)
+
+    def _catch_up(self, request: Request) -> None:
+        """Store, in chunks, what the KV lacks beyond what the round's first forward takes along."""
+        raise NotImplementedError
+
+    def _draft_rows(self, requests: Sequence[Request]) -> Tensor:  # [rows, num_steps]
+        """Draft num_steps tokens for each request."""
+        raise NotImplementedError

@@ -1,0 +1,172 @@
+"""The network of an EAGLE head: one decoder layer over a token's embedding and the target's hidden states.
+
+Row t joins the target's hidden state at position t with the embedding of token t + 1 and predicts token t + 2, and its
+own hidden state stands in for the target's in the next row. Two styles (the papers' EAGLE-1 and EAGLE-3): `eagle` joins
+both by a projection into the residual stream, `eagle3` fuses several layers' hidden states first and lets only the
+attention see the embedding. Knows nothing about requests, files or depths.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worker.kv_cache import KVCache
+from worker.models.attention import AttentionPlan, DecodePlan, PrefillPlan, Segment
+from worker.models.config import DecoderConfig
+from worker.models.decoder import Decoder
+from worker.models.linear import Linear, Phase
+from worker.models.rope import RotaryTable, rotate
+
+Style = Literal["eagle", "eagle3"]
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Sizes and kind of a head. `layer.max_position_embeddings` bounds the texts that it can draft for."""
+
+    style: Style
+    layer: DecoderConfig
+    """Sizes of the one layer; `vocab_size` is the target's."""
+    feature_layers: tuple[int, ...]
+    """After how many target layers hidden states are taken (`POST_NORM`: behind the final norm)."""
+    norm_before_residual: bool = False
+    """eagle3: the residual stream begins behind the norm of the hidden state."""
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """All weights; what a layout does not have is None."""
+
+    embedding: Tensor | None  # [vocab_size, hidden_size]; None: the target's
+    fuse_norm: Tensor | None  # [len(feature_layers) * hidden_size]
+    fuse: Linear | None  # target's features -> hidden_size; None: one feature, taken as it is
+    join: Linear | None  # eagle: [embedding, hidden] -> hidden_size
+    embedding_norm: Tensor | None  # [hidden_size]
+    hidden_norm: Tensor | None  # [hidden_size], eagle3
+    input_norm: Tensor | None  # [hidden_size], before the attention of an eagle head
+    qkv: Linear
+    output: Linear
+    post_attention_norm: Tensor  # [hidden_size]
+    gate_up: Linear
+    down: Linear
+    final_norm: Tensor | None  # [hidden_size]
+    head: Linear | None  # hidden_size -> draft vocabulary; None: the target's own head
+    token_ids: Tensor | None  # [draft_vocab_size] int64, target's ids; None: the whole vocabulary
+
+
+class EagleHead:
+    """A loaded head that goes with one target. Used by one thread; its weights never change."""
+
+    def __init__(
+        self, config: HeadConfig, weights: HeadWeights, target: Decoder, *, num_tokens: int, wide: torch.dtype
+    ) -> None:
+        """Take weights as they are placed.
+
+        Args:
+            config: sizes and style.
+            weights: the head's own.
+            target: lends embedding and head where the head has none.
+            num_tokens: ids that may be drawn.
+            wide: dtype of norms and of the residual stream.
+        """
+        self.config = config
+        self._weights = weights
+        self._target = target
+        self._num_tokens = num_tokens
+        self._wide = wide
+        self._device = target.device
+        layer = config.layer
+        self._rotary = RotaryTable(layer.rope, layer.head_dim, target.dtype, target.device)
+
+    def new_kv_cache(self, num_slots: int, max_tokens: int) -> KVCache:
+        """Allocate the cache of the head's one layer."""
+        layer = self.config.layer
+        kv = KVCache(
+            num_layers=1,
+            num_slots=num_slots,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            max_tokens=max_tokens,
+            dtype=self._target.dtype,
+            device=self._device,
+        )
+        self._rotary.reserve(kv.max_tokens)
+        return kv
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Turn the target's features `[rows, len(feature_layers) * hidden_size]` into `[rows, hidden_size]`."""
+        weights = self._weights
+        features = features.to(self._wide)
+        if weights.fuse_norm is not None:
+            features = self._norm(features, weights.fuse_norm)
+        return features if weights.fuse is None else weights.fuse(features, "decode").to(self._wide)
+
+    def forward(
+        self,
+        token_ids: Tensor,  # [rows] int64: of row t the token at t + 1
+        hidden: Tensor,  # [rows, hidden_size]: fused features, or what an earlier row returned
+        segments: Sequence[Segment],
+        kv: KVCache,
+        *,
+        phase: Phase,
+    ) -> Tensor:  # [rows, hidden_size]
+        """Compute rows and store their keys and values; see `Decoder.forward` for segments and phase."""
+        weights, layer = self._weights, self.config.layer
+        slots = [segment.slot for segment in segments for _ in range(segment.count)]
+        positions = [p for segment in segments for p in range(segment.start, segment.stop)]
+        at = torch.tensor((slots, positions), device=self._device)  # [2, rows]
+        plan: AttentionPlan
+        if phase == "prefill":
+            plan = PrefillPlan(segments, kv)
+        else:
+            plan = DecodePlan(segments, kv, layer.num_heads // layer.num_kv_heads)
+        cosines, sines = self._rotary.at(at[1])
+        x, joined = self._join(token_ids, hidden, phase)
+        heads = weights.qkv(joined, phase).view(len(token_ids), -1, layer.head_dim)
+        first_value_head = layer.num_heads + layer.num_kv_heads
+        rotated = rotate(heads[:, :first_value_head], cosines, sines)
+        kv.layers[0][0, at[0], :, at[1]] = rotated[:, layer.num_heads :]
+        kv.layers[0][1, at[0], :, at[1]] = heads[:, first_value_head:]
+        x = x + weights.output(plan.attend(rotated[:, : layer.num_heads], kv.layers[0]), phase)
+        normed = self._norm(x, weights.post_attention_norm)
+        gate, up = weights.gate_up(normed, phase).chunk(2, dim=1)
+        return x + weights.down(F.silu(gate) * up, phase)
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [rows, hidden_size] -> [rows, num_tokens]
+        """Return logits over the target's vocabulary, -inf for tokens outside the draft vocabulary."""
+        weights = self._weights
+        if weights.final_norm is not None:
+            hidden = self._norm(hidden, weights.final_norm)
+        if weights.head is None:
+            return self._target.logits(hidden)[:, : self._num_tokens]
+        logits = weights.head(hidden, "decode")
+        if weights.token_ids is None:
+            return logits[:, : self._num_tokens]
+        # bfloat16 of a packed head: sampling divides and adds noise, which wants more digits
+        wide = torch.full((len(hidden), self._num_tokens), -torch.inf, dtype=self._wide, device=hidden.device)
+        wide[:, weights.token_ids] = logits.to(self._wide)
+        return wide
+
+    def _join(self, token_ids: Tensor, hidden: Tensor, phase: Phase) -> tuple[Tensor, Tensor]:
+        """Return the residual stream `[rows, hidden_size]` and what the attention's projections read."""
+        weights = self._weights
+        embedded = (
+            self._target.embed(token_ids) if weights.embedding is None else weights.embedding[token_ids]
+        )
+        if weights.embedding_norm is not None:
+            embedded = self._norm(embedded, weights.embedding_norm)
+        if weights.join is not None:
+            x = weights.join(torch.cat((embedded, hidden), dim=1), phase).to(self._wide)
+            return x, x if weights.input_norm is None else self._norm(x, weights.input_norm)
+        if weights.hidden_norm is None:
+            raise RuntimeError("an eagle3 head has a hidden_norm")
+        normed = self._norm(hidden, weights.hidden_norm)
+        x = normed if self.config.norm_before_residual else hidden
+        return x, torch.cat((embedded, normed), dim=1)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.layer.rms_norm_eps)
