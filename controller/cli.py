@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -112,7 +112,8 @@ def _run(config: ControllerConfig, log_level: str) -> int:
             access_log=False,
             workers=1,
             timeout_graceful_shutdown=math.ceil(config.server.grace_seconds),
-        )
+        ),
+        on_exit=app.state.feed.close,
     )
     try:
         server.run()
@@ -126,7 +127,11 @@ def _run(config: ControllerConfig, log_level: str) -> int:
 class _Server(uvicorn.Server):
     """uvicorn's server, with a log line per address and a normal end after SIGTERM and SIGINT."""
 
-    has_started = False
+    def __init__(self, config: uvicorn.Config, *, on_exit: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.has_started = False
+        self._on_exit = on_exit
+        """Called first, in a signal handler: what would never end by itself is told to end."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say where."""
@@ -135,7 +140,9 @@ class _Server(uvicorn.Server):
         for listener in self.servers if self.started else []:
             for bound in listener.sockets:
                 host, port = bound.getsockname()[:2]
-                logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+                logger.info(
+                    "listening on http://%s:%d (the page is at /)", f"[{host}]" if ":" in host else host, port
+                )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop cleanly; at the second signal at once. Unlike uvicorn's own, does not raise the signal again."""
@@ -143,6 +150,7 @@ class _Server(uvicorn.Server):
             _say("a second signal: ending at once")
             os._exit(1)
         logger.info("%s: ending", signal.Signals(sig).name)
+        self._on_exit()
         self.should_exit = True
 
 

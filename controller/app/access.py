@@ -1,7 +1,7 @@
 """Access: who may read and who may change. Bearer tokens, compared in constant time, before anything else is done.
 
-Reading is GET, HEAD and OPTIONS; everything else changes something. `/healthz` and `/readyz` are open always. Knows
-nothing about the routes.
+Reading is GET, HEAD and OPTIONS; everything else changes something. `/healthz`, `/readyz` and the page's own files are
+open always: they tell nothing about the workers. Knows nothing about the routes.
 """
 
 import hmac
@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from controller.app.problems import problem
 from controller.config_service import ServerConfig
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/"})
+OPEN_BELOW = "/web/"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MIN_TOKEN_LENGTH = 8
 
@@ -119,7 +120,8 @@ class BearerAccess:
         is_change = scope["method"] not in READING
         if is_change and not _is_same_site(headers):
             return problem(403, "changes from another site's page are refused (Origin is not this address)")
-        if self._tokens.change is None or (scope["path"] in self._open and not is_change):
+        is_open = scope["path"] in self._open or scope["path"].startswith(OPEN_BELOW)
+        if self._tokens.change is None or (is_open and not is_change):
             return None
         presented = _bearer(headers)
         if presented is None:

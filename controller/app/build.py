@@ -12,6 +12,9 @@ from prometheus_client import CollectorRegistry
 from controller.app import problems
 from controller.app.access import BearerAccess, read_tokens, token_of_file
 from controller.app.bodies import SmallBodies
+from controller.app.events import add_events
+from controller.app.feed import Feed
+from controller.app.page import add_page
 from controller.app.routes import build_router
 from controller.clock import Clock
 from controller.commands import Operator
@@ -59,16 +62,22 @@ def create_app(
     metrics = ControllerMetrics(registry)
     journal = open_journal(config, clock=clock, metrics=metrics)
     loop = build_loop(config, clients, clock=clock, metrics=metrics, journal=journal)
+    feed = Feed(loop, journal, clock=clock, version=package_version())
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        task = asyncio.create_task(loop.run(), name="control loop")
+        tasks = [
+            asyncio.create_task(loop.run(), name="control loop"),
+            asyncio.create_task(feed.run(), name="event feed"),
+        ]
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            feed.close()
+            for task in tasks:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
             for client in http:
                 await client.aclose()
             await asyncio.to_thread(journal.close)
@@ -76,11 +85,14 @@ def create_app(
     app = FastAPI(
         title="Slipstream controller", version=package_version(), lifespan=lifespan, redirect_slashes=False
     )
-    app.state.loop, app.state.journal = loop, journal
+    app.state.loop, app.state.journal, app.state.feed = loop, journal, feed
     problems.install(app)
     app.add_middleware(SmallBodies)
     app.add_middleware(BearerAccess, tokens=tokens, open_metrics=config.server.open_metrics)
-    app.include_router(build_router(loop, Operator(loop), journal, registry))
+    router = build_router(loop, Operator(loop), journal, registry)
+    add_events(router, feed)
+    app.include_router(router)
+    add_page(app)
     return app
 
 

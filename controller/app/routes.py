@@ -21,12 +21,10 @@ from controller.app.views import (
     ReadyView,
     RollbackBody,
     WorkerModeView,
-    WorkersView,
-    WorkerView,
     decision_view,
     depth_view,
-    worker_view,
 )
+from controller.app.worker_views import WorkersView, WorkerView, worker_view
 from controller.commands import Confirmation, NotConfirmed, Operator, Superseded
 from controller.controlled import ControlledWorker
 from controller.explain import explanation, unix_seconds
@@ -219,8 +217,21 @@ def _add_health(router: APIRouter, loop: ControlLoop, journal: Journal, registry
         """Prometheus' text format."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    @router.get("/")
+    @router.get("/v1")
     async def index(request: Request) -> dict[str, Any]:
         """Where to go from here."""
-        paths = ("v1/workers", "v1/decisions", "v1/mode", "metrics", "healthz", "readyz", "docs")
-        return {"service": "slipstream controller", "links": {p: f"{request.base_url}{p}" for p in paths}}
+        paths = (
+            "",
+            "v1/workers",
+            "v1/decisions",
+            "v1/events",
+            "v1/mode",
+            "metrics",
+            "healthz",
+            "readyz",
+            "openapi.json",
+        )
+        return {
+            "service": "slipstream controller",
+            "links": {p or "page": f"{request.base_url}{p}" for p in paths},
+        }

@@ -45,7 +45,7 @@ def bearer(token: str) -> dict[str, str]:
 
 def test_each_token_opens_what_it_is_for(make_client: Callable[..., TestClient]) -> None:
     client = make_client(token=CHANGE, read_token=READ)
-    reads = ["/v1/workers", "/v1/decisions", "/v1/mode", "/metrics", "/openapi.json", "/", "/nowhere"]
+    reads = ["/v1/workers", "/v1/decisions", "/v1/mode", "/metrics", "/openapi.json", "/v1", "/nowhere"]
     for path in reads:
         for headers in ({}, bearer("wrong"), {"Authorization": CHANGE}, {"Authorization": f"Basic {CHANGE}"}):
             answer = client.get(path, headers=headers)

@@ -280,7 +280,8 @@ def test_metrics_health_and_links(client: TestClient) -> None:
     assert client.get("/readyz").json() == {
         "ready": True, "detail": "ok", "unreachable_workers": [], "journal": "ok",
     }  # fmt: skip
-    assert "v1/workers" in client.get("/").json()["links"]
+    links = client.get("/v1").json()["links"]
+    assert {"page", "v1/workers", "v1/events"} <= set(links) and links["page"] == "http://testserver/"
 
 
 def test_readiness_turns_false_when_turns_are_late(simulated: Any, simulation: ModuleType) -> None:
