@@ -86,6 +86,7 @@ check-compose:  ## Containers for real: build, start, use, kill -9 controller an
 
 # Tools for checks live in environments of their own: nothing of theirs reaches .venv.
 CHECK_API := build/check-api
+CHECK_PAGE := build/check-page
 CLIENTS := build/clients
 $(CHECK_API)/bin/st:
 	$(PYTHON) -m venv $(CHECK_API)
@@ -105,6 +106,14 @@ PINS_guidellm := guidellm==0.8.1 torch==2.13.0
 check-api: setup $(CHECK_API)/bin/st  ## Schemathesis against the worker's OpenAPI documents (MAX_EXAMPLES=25)
 	SCHEMATHESIS=$(CURDIR)/$(CHECK_API)/bin/st $(PY) -m pytest -q tests/api
 
+# playwright only drives the browser that is there; its own is not fetched.
+$(CHECK_PAGE)/playwright: | setup
+	$(PY) -m pip install --quiet --target $(CHECK_PAGE) 'playwright==1.65.2'
+
+.PHONY: check-page
+check-page: setup $(CHECK_PAGE)/playwright  ## The controller's page in a real Chromium (CHROMIUM=/path; skipped without one)
+	PYTHONPATH=$(CHECK_PAGE) $(PY) -m pytest -q -rs tests/e2e/test_page.py
+
 .PHONY: check-clients
 check-clients: setup model $(CLIENTS)/openai/bin/python $(CLIENTS)/aiperf/bin/aiperf $(CLIENTS)/guidellm/bin/guidellm  ## openai, AIPerf, GuideLLM and SGLang's load against a worker
 	$(PY) -m bench.clients --environments $(CLIENTS)
@@ -114,6 +123,23 @@ check-compose-config:  ## Validate the compose files with `docker compose config
 	docker compose -f docker-compose.yml config -q
 	docker compose -f docker-compose.yml -f docker-compose.gpu.yml config -q
 	@echo "compose files are valid"
+
+.PHONY: dashboards
+dashboards: setup  ## Write Grafana's dashboards (configs/grafana/dashboards) from bench/dashboards
+	@$(PY) -m bench.dashboards generate
+
+.PHONY: check-dashboards
+check-dashboards: setup model  ## Every panel's query on a real run, busy and idle (needs `prometheus`; about 2 minutes)
+	@$(PY) -m bench.dashboards check
+
+.PHONY: check-alerts
+check-alerts:  ## Rules and alerts by promtool: syntax, firing and not firing (comes with Prometheus)
+	promtool check rules configs/prometheus/rules/*.yml
+	promtool test rules configs/prometheus/tests/*.yml
+
+.PHONY: check-alert-faults
+check-alert-faults: setup model  ## Every alert made to fire on a real run by a planted fault (needs `prometheus`; minutes)
+	@$(PY) -m bench.dashboards alerts
 
 .PHONY: bench-policy
 bench-policy: setup  ## Play every policy on the test scenarios on virtual time (SEEDS=10), against the best fixed depths

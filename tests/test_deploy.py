@@ -31,7 +31,9 @@ DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 
 def test_every_published_port_is_on_loopback_unless_told_otherwise() -> None:
     published = {name: service.get("ports", []) for name, service in SERVICES.items()}
-    assert {name for name, ports in published.items() if ports} == {"worker", "controller", "prometheus"}
+    assert {name for name, ports in published.items() if ports} == {
+        "worker", "controller", "prometheus", "grafana",
+    }  # fmt: skip
     for ports in published.values():
         assert all(port.startswith("${SLIPSTREAM_BIND:-127.0.0.1}:") for port in ports)
     assert not any("ports" in service for service in GPU["services"].values())
@@ -56,8 +58,9 @@ def test_each_service_gets_its_own_secrets_only() -> None:
         "worker": {"control-secrets:/run/control:ro"},
         "controller": {"control-secrets:/run/control:ro", "api-secrets:/run/api:ro"},
         "prometheus": {"api-secrets:/run/api:ro"},
+        "grafana": set(),
     }
-    for name in mounts:
+    for name in set(mounts) - {"grafana"}:
         wanted = SERVICES[name]["depends_on"]
         assert wanted == {"secrets": {"condition": "service_completed_successfully"}}, name
 
@@ -70,10 +73,11 @@ def test_the_gpu_is_only_in_the_override() -> None:
     assert list(GPU["services"]) == ["worker"]
 
 
-@pytest.mark.parametrize("name", ["worker", "controller", "prometheus"])
+@pytest.mark.parametrize("name", ["worker", "controller", "prometheus", "grafana"])
 def test_services_have_health_checks_and_come_back(name: str) -> None:
     check = SERVICES[name]["healthcheck"]
-    assert check["test"][0] == "CMD" and "ready" in check["test"][-1]
+    assert check["test"][0] == "CMD"
+    assert ("health" if name == "grafana" else "ready") in check["test"][-1]
     assert SERVICES[name]["restart"] == "unless-stopped"
     assert int(check["start_period"].removesuffix("s")) >= (1800 if name == "worker" else 60)
 
@@ -103,7 +107,7 @@ def test_mounted_files_exist() -> None:
     for service in SERVICES.values():
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
-            assert (ROOT / source).is_file() if source.startswith(".") else source in COMPOSE["volumes"], (
+            assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], (
                 volume
             )
 
@@ -123,6 +127,36 @@ def test_prometheus_scrapes_the_services_on_their_configured_ports() -> None:
     assert listed.url == f"http://worker:{worker.control_port}"
     read_token = jobs["controller"]["authorization"]["credentials_file"]
     assert read_token == str(controller.server.read_token_file)
+
+
+def test_nobody_can_log_in_to_grafana() -> None:
+    environment = SERVICES["grafana"]["environment"]
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert environment["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert re.fullmatch(r"grafana/grafana:\d+\.\d+\.\d+", SERVICES["grafana"]["image"])
+
+
+def test_grafana_finds_its_dashboards_and_data_source() -> None:
+    mounts = dict(volume.split(":")[:2] for volume in SERVICES["grafana"]["volumes"])
+    provisioning = ROOT / "configs/grafana/provisioning"
+    assert mounts["./configs/grafana/provisioning"] == "/etc/grafana/provisioning"
+    (provider,) = yaml.safe_load((provisioning / "dashboards/slipstream.yml").read_text())["providers"]
+    inside = provider["options"]["path"]
+    assert mounts["./configs/grafana/dashboards"] == inside
+    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert str(home.parent) == inside and (ROOT / "configs/grafana/dashboards" / home.name).is_file()
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090" and "prometheus" in SERVICES
+    scrape = yaml.safe_load((ROOT / "configs/prometheus/prometheus.yml").read_text())["global"]
+    assert source["jsonData"]["timeInterval"] == scrape["scrape_interval"]
+
+
+def test_prometheus_calls_the_worker_what_the_controller_calls_it() -> None:
+    config = yaml.safe_load((ROOT / "configs/prometheus/prometheus.yml").read_text())
+    (worker,) = next(job for job in config["scrape_configs"] if job["job_name"] == "worker")["static_configs"]
+    (listed,) = load_controller_config(ROOT / "configs/controller.compose.toml").workers
+    assert worker["labels"] == {"worker": listed.id}
 
 
 def test_environment_variables_name_real_fields(monkeypatch: pytest.MonkeyPatch) -> None:

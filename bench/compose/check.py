@@ -11,8 +11,13 @@ from typing import Any
 from bench.compose.client import call, query, stream
 from bench.compose.stack import CheckFailed, Stack, until
 
-SERVICES = ("worker", "controller", "prometheus")
-PUBLISHED = {"worker": {"8100/tcp"}, "controller": {"8200/tcp"}, "prometheus": {"9090/tcp"}}
+SERVICES = ("worker", "controller", "prometheus", "grafana")
+PUBLISHED = {
+    "worker": {"8100/tcp"},
+    "controller": {"8200/tcp"},
+    "prometheus": {"9090/tcp"},
+    "grafana": {"3000/tcp"},
+}
 BUILD_SECONDS = 3600.0
 BACK_SECONDS = 300.0
 """For a killed service: what it needs is on its volume already."""
@@ -48,8 +53,8 @@ class Check:
         """
         self.stack = stack
         self.start_seconds = start_seconds
-        self.worker, self.controller, self.prometheus = (
-            stack.url(name) for name in ("WORKER", "CONTROLLER", "PROMETHEUS")
+        self.worker, self.controller, self.prometheus, self.grafana = (
+            stack.url(name) for name in ("WORKER", "CONTROLLER", "PROMETHEUS", "GRAFANA")
         )
         self.depth_url = f"{self.controller}/v1/workers/worker/depth"
         self.tokens = 0
@@ -60,8 +65,9 @@ class Check:
         return [
             self.tokens_are_private, self.images_build, self.controller_holds_without_a_worker,
             self.everything_becomes_healthy, self.nothing_is_open_that_should_not, self.a_request_is_answered,
-            self.prometheus_has_seen_it, self.the_depth_changes_over_http, self.the_controller_comes_back,
-            self.the_worker_comes_back, self.the_journal_can_be_backed_up, self.nothing_stays,
+            self.prometheus_has_seen_it, self.grafana_shows_it, self.the_depth_changes_over_http,
+            self.the_controller_comes_back, self.the_worker_comes_back,
+            self.the_journal_can_be_backed_up, self.nothing_stays,
         ]  # fmt: skip
 
     def token(self, name: str) -> str:
@@ -125,7 +131,7 @@ class Check:
             expect(found["HostConfig"]["ReadonlyRootfs"], f"{service} can write to its root")
         status = call("GET", f"{self.worker}/v1/spec/plan").status
         expect(status == 404, f"the inference port answers {status} on a control path")
-        return "three ports on 127.0.0.1, none for control; no root, read-only roots"
+        return "four ports on 127.0.0.1, none for control; no root, read-only roots"
 
     def a_request_is_answered(self) -> str:
         """A chat completion through the published port."""
@@ -147,6 +153,17 @@ class Check:
         until("Prometheus has the request's tokens", lambda: (value(counted) or 0) >= self.tokens)
         up = until("the controller's view", lambda: value("spec_controller_worker_up"))
         return f"spec_generated_tokens_total {value(counted):g}, spec_controller_worker_up {up:g}"
+
+    def grafana_shows_it(self) -> str:
+        """The dashboards are there without a login, their data source answers, and nobody can change anything."""
+        found = call("GET", f"{self.grafana}/api/search?tag=slipstream")
+        expect(found.status == 200 and len(found.body) == 4, f"four dashboards, got {found}")
+        source = f"{self.grafana}/api/datasources/proxy/uid/prometheus/api/v1/query?query=up"
+        answer = call("GET", source)
+        expect(answer.status == 200 and answer.body["data"]["result"], f"the data source answers {answer}")
+        status = call("POST", f"{self.grafana}/api/folders", {"title": "x"}).status
+        expect(status in (401, 403), f"a stranger may make a folder: {status}")
+        return ", ".join(sorted(item["title"] for item in found.body))
 
     def the_depth_changes_over_http(self) -> str:
         """401, 403, then a pin that the worker follows and Prometheus sees executed."""

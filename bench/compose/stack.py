@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "slipstream-check"
 TAG = "check"
-PORTS = ("WORKER", "CONTROLLER", "PROMETHEUS")
+PORTS = ("WORKER", "CONTROLLER", "PROMETHEUS", "GRAFANA")
 KILL = "import os, sys; os.kill(int(sys.argv[1]), 9)"
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Stack:
         self._environment.pop("SLIPSTREAM_BIND", None)  # what is checked is the default
 
     def url(self, name: str) -> str:
-        """Return the published address of WORKER, CONTROLLER or PROMETHEUS."""
+        """Return the published address of WORKER, CONTROLLER, PROMETHEUS or GRAFANA."""
         return f"http://127.0.0.1:{self.ports[name]}"
 
     def draw_secrets(self) -> str:
