@@ -1,0 +1,140 @@
+"""Optimisation of a head within a time: Muon for matrices, AdamW for norms, and a rate that falls with the clock.
+
+Knows nothing about where data comes from or where the result goes.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.train.data import Text
+from worker.train.material import Frozen, epoch, make_batch
+from worker.train.network import TrainedHead
+from worker.train.objective import Objective
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the result beside data and time."""
+
+    tokens_per_batch: int = 1536
+    matrix_rate: float = 0.02
+    norm_rate: float = 0.003
+    weight_decay: float = 0.05
+    warm_up_batches: int = 20
+    final_rate: float = 0.02
+    """Share of the rate that is left at the end."""
+    num_steps: int = 2
+    """Steps of the head's own hidden states that are trained."""
+    prompt_weight: float = 0.5
+    """Of rows that predict a prompt's tokens: the target did not write them, but says what it would."""
+    feature_noise: float = 0.05
+    """Uniform noise on features, as a share of each number's size."""
+    num_negatives: int = 1024
+
+
+@dataclass
+class Progress:
+    """Where an optimisation stands; kept with the weights so that it can go on."""
+
+    seconds: float = 0.0
+    batches: int = 0
+    rows: int = 0
+    epochs: int = 0
+
+
+def initial_head(frozen: Frozen, num_features: int) -> TrainedHead:
+    """Begin with the target's last layer, reading its output and the token's embedding at like sizes."""
+    head = TrainedHead(frozen.config, num_features)
+    hidden = frozen.config.hidden_size
+    last = frozen.last_layer
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        # Only the target's output (the last feature) is read at first.
+        head.fuse.copy_(1e-3 * torch.randn(head.fuse.shape, generator=generator))
+        head.fuse[:, -hidden:] += torch.eye(hidden)
+        head.join[:, :hidden] = torch.eye(hidden) / frozen.embedding.std()
+        head.join[:, hidden:] = 0.5 * torch.eye(hidden)
+        head.input_norm.copy_(last["input_layernorm.weight"])
+        head.qkv.copy_(torch.cat([last[f"self_attn.{name}_proj.weight"] for name in "qkv"]))
+        head.output.copy_(last["self_attn.o_proj.weight"])
+        head.post_attention_norm.copy_(last["post_attention_layernorm.weight"])
+        head.gate_up.copy_(torch.cat((last["mlp.gate_proj.weight"], last["mlp.up_proj.weight"])))
+        head.down.copy_(last["mlp.down_proj.weight"])
+    return head
+
+
+def make_optimisers(head: TrainedHead, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, AdamW for the rest."""
+    matrices = [p for p in head.parameters() if p.dim() == 2]
+    others = [p for p in head.parameters() if p.dim() != 2]
+    return [
+        torch.optim.Muon(matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay),
+        torch.optim.AdamW(others, lr=recipe.norm_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def optimise(
+    head: TrainedHead,
+    objective: Objective,
+    optimisers: Sequence[torch.optim.Optimizer],
+    texts: Sequence[Text],
+    frozen: Frozen,
+    recipe: Recipe,
+    progress: Progress,
+    *,
+    seconds: float,
+    after_epoch: Callable[[float], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Train until `progress.seconds` reaches `seconds`; `after_epoch` is called with the epoch's mean loss."""
+    last = clock()
+    base_rates = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
+    while progress.seconds < seconds:
+        losses = []
+        for group in epoch(texts, recipe.tokens_per_batch, random.Random(progress.epochs)):
+            share = min(1.0, progress.seconds / seconds)
+            factor = recipe.final_rate + (1 - recipe.final_rate) * 0.5 * (1 + math.cos(math.pi * share))
+            factor *= min(1.0, (progress.batches + 1) / recipe.warm_up_batches)
+            for optimiser, rates in zip(optimisers, base_rates, strict=True):
+                for parameters, rate in zip(optimiser.param_groups, rates, strict=True):
+                    parameters["lr"] = rate * factor
+            losses.append(_step(head, objective, optimisers, group, frozen, recipe))
+            progress.batches += 1
+            progress.rows += sum(len(text.token_ids) - 2 for text in group)
+            now = clock()
+            progress.seconds, last = progress.seconds + now - last, now
+            if progress.seconds >= seconds:
+                break
+        progress.epochs += 1
+        for optimiser, rates in zip(optimisers, base_rates, strict=True):
+            for parameters, rate in zip(optimiser.param_groups, rates, strict=True):
+                parameters["lr"] = rate
+        after_epoch(sum(losses) / max(1, len(losses)))
+        last = clock()
+
+
+def _step(
+    head: TrainedHead,
+    objective: Objective,
+    optimisers: Sequence[torch.optim.Optimizer],
+    group: Sequence[Text],
+    frozen: Frozen,
+    recipe: Recipe,
+) -> float:
+    batch = make_batch(group, frozen, recipe.prompt_weight)
+    if recipe.feature_noise:
+        batch.features.mul_(1 + recipe.feature_noise * (2 * torch.rand_like(batch.features) - 1))
+    loss: Tensor = objective.losses(head, batch, recipe.num_steps)
+    for optimiser in optimisers:
+        optimiser.zero_grad(set_to_none=True)
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+    for optimiser in optimisers:
+        optimiser.step()
+    return float(loss.detach())
