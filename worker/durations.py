@@ -12,8 +12,8 @@ STAGES = ("draft", "verify", "round", "catch_up")
 """Parts of a round; `round` is the whole, without the catch-up of the drafter's own KV."""
 
 EDGES_SECONDS = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25,
-    0.5, 1.0, 2.5, 5.0,
+    0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.14, 0.2, 0.3,
+    0.45, 0.7, 1.0, 1.5, 2.5, 5.0,
 )  # fmt: skip
 """Upper edges. From n-gram lookup (tens of microseconds) to a large batch on a slow CPU."""
 

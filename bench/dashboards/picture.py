@@ -41,7 +41,7 @@ def draw(prometheus: Prometheus, start: float, end: float, png: Path) -> None:
         axis.set_facecolor("#181b1f")
         axis.grid(color="#2c3235", linewidth=0.5)
         axis.tick_params(labelsize=7, colors="#8e8e9e", length=0)
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.2 * axis.get_ylim()[1])  # room for the legend
         axis.set_xlim(datetime.fromtimestamp(start), datetime.fromtimestamp(end))
         axis.xaxis.set_major_formatter(dates.DateFormatter("%H:%M:%S"))
         axis.xaxis.set_major_locator(dates.AutoDateLocator(maxticks=5))
