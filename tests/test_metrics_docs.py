@@ -1,13 +1,16 @@
 """docs/metrics.md lists every metric of both programs, with its type, labels and PromQL, and no other."""
 
 import re
+import shutil
+import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from controller.metrics import ControllerMetrics
 from controller.shadow import Wished
@@ -94,9 +97,32 @@ def test_every_row_has_a_query_on_its_metric() -> None:
 def test_names_follow_the_rules(exported: dict[str, Any]) -> None:
     for name, (kind, labels) in exported.items():
         assert name.startswith("spec_") and ":" not in name
-        assert not name.endswith("_total") or kind == "counter" or name == "spec_kv_tokens_total"
+        assert not name.endswith("_total") or kind == "counter"
         assert "seconds" not in name or re.search(r"_seconds(_total)?$", name), name
         assert labels <= {
             "num_steps", "batch_size_le", "position", "stage", "reason", "source", "worker", "kind", "outcome",
             "policy", "mode", "direction", "model", "drafter", "device", "dtype", "version",
         }, name  # fmt: skip
+
+
+def test_promtool_finds_nothing_to_say(tiny_model_dir: Callable[..., Path]) -> None:
+    promtool = shutil.which("promtool")
+    if not promtool:
+        pytest.skip("promtool is not installed (it comes with Prometheus)")
+    for metrics in (worker_metrics(tiny_model_dir), controller_metrics()):
+        registry = CollectorRegistry()
+        registry.register(_Found(list(metrics)))
+        result = subprocess.run(
+            [promtool, "check", "metrics"], input=generate_latest(registry), capture_output=True, timeout=60
+        )
+        assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+
+
+class _Found(Collector):
+    """Metrics that were collected before."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics

@@ -148,7 +148,7 @@ def _gauges(stats: SpecStats) -> Iterator[Metric]:
         ("spec_requests_running", "Requests that hold a slot", queue.running),
         ("spec_requests_waiting", "Requests in the queue", queue.waiting),
         ("spec_kv_tokens_free", "Free room in the KV cache, in tokens", queue.kv_tokens_free),
-        ("spec_kv_tokens_total", "Room in the KV cache, in tokens", queue.kv_tokens_total),
+        ("spec_kv_tokens_capacity", "Room in the KV cache, in tokens", queue.kv_tokens_total),
         ("spec_num_steps", "Depth of the latest round", stats.plan.num_steps),
         ("spec_uptime_seconds", "Seconds since the engine started", stats.uptime_seconds),
     ):

@@ -117,7 +117,7 @@ def _speed():
 
 
 def _trouble():
-    used = f"1 - {total('spec_kv_tokens_free', 'worker')} / {total('spec_kv_tokens_total', 'worker')}"
+    used = f"1 - {total('spec_kv_tokens_free', 'worker')} / {total('spec_kv_tokens_capacity', 'worker')}"
     return [
         chart(
             "Requests",
