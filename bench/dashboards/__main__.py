@@ -19,6 +19,7 @@ from bench.demo.processes import DemoError
 
 ROOT = Path(__file__).resolve().parents[2]
 DIRECTORY = ROOT / "configs/grafana/dashboards"
+LEAST_SECONDS = 30
 EXIT_OK, EXIT_FAILED, EXIT_NOT_CHECKED = 0, 1, 2
 
 
@@ -40,6 +41,8 @@ def main() -> int:
     alerts = commands.add_parser("alerts", help="make every alert fire on a real run")
     alerts.add_argument("--only", metavar="ALERT", action="append", help="just this one; can be repeated")
     options = parser.parse_args()
+    if options.command == "check" and options.seconds < LEAST_SECONDS:
+        parser.error(f"--seconds must be at least {LEAST_SECONDS}: a rate needs its window")
     if options.command == "generate":
         for name, text in generated().items():
             (DIRECTORY / name).write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ can be started with faults that are planted while it runs (see `planted`). Every
 
 import asyncio
 import json
+import shutil
 import sys
 import tempfile
 import threading
@@ -69,6 +70,10 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._children.stop()
+        if error is None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        else:
+            print(f"Logs are kept in {self.directory}", file=sys.stderr)
 
     def start(self) -> None:
         """Start all three and wait until they are ready."""

@@ -38,4 +38,5 @@ def read(directory: Path = DIRECTORY) -> Iterator[Asked]:
                     is_instant=bool(target.get("instant")),
                 )  # fmt: skip
         for mark in board["annotations"].get("list", ()):
-            yield Asked(board["title"], mark["name"], mark["expr"], mark["titleFormat"], is_annotation=True)
+            expr = mark["target"]["expr"]
+            yield Asked(board["title"], mark["name"], expr, mark["titleFormat"], is_annotation=True)

@@ -84,7 +84,7 @@ def test_panels_are_complete(name: str) -> None:
 def test_the_decisions_are_marked_at_their_own_time() -> None:
     marks = BOARDS["slipstream-decisions.json"]["annotations"]["list"]
     assert {mark["name"] for mark in marks} >= {"Depth changes", "Operators", "Workers"}
-    assert all(mark["useValueForTime"] and mark["expr"].endswith("* 1000") for mark in marks)
+    assert all(mark["useValueForTime"] and mark["target"]["expr"].endswith("* 1000") for mark in marks)
 
 
 # ---- alerts ----
