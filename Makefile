@@ -37,7 +37,7 @@ $(STAMP): | $(PINS)
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "python3-venv is missing? (Debian: apt install python3-venv)" >&2; exit 1; }
 	$(PY) -m pip install --quiet 'pip==$(PIP_VERSION)'
-	$(PY) -m pip install -c constraints.txt -e '.[worker,demo]' --group dev
+	$(PY) -m pip install -c constraints.txt -e '.[worker]' --group dev
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

@@ -18,7 +18,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from controller import inquire
+from controller import console, inquire
 from controller.app import create_app
 from controller.app.access import AccessError
 from controller.clock import SystemClock
@@ -34,7 +34,10 @@ examples:
   spec-controller run --config configs/controller.toml
   SPEC_CONTROLLER_LOOP__POLL_INTERVAL_SECONDS=0.5 spec-controller run --config configs/controller.toml
   spec-controller config check --config configs/controller.toml
-  spec-controller explain --worker local                       why does it run at this depth?
+  spec-controller status                                       is it well, and what does every worker do?
+  spec-controller pin local 3 --for 15m --reason "incident 7"  hold a worker at a depth; `release local` ends it
+  spec-controller decisions --follow                           what is decided, as it happens
+  spec-controller explain local                                why does it run at this depth?
   spec-controller replay --journal data/controller.sqlite3     do the recorded inputs give the same decisions?
 
 Every field can be overridden by an environment variable: SPEC_CONTROLLER_<SECTION>__<FIELD>;
@@ -48,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tools = {"simulate": simulate.run, "explain": inquire.explain, "replay": inquire.replay}
     if options.command in tools:
         return tools[options.command](options)
+    if hasattr(options, "ask"):
+        return console.run(options)
     try:
         config = load_config(options.config)
     except ValidationError as error:
@@ -85,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "check", help="print what was resolved as JSON; status 2 and the fields if it is bad"
     )
     _add_config(check)
+    console.add_parsers(commands)
     inquire.add_parsers(commands)
     simulate.add_parser(commands)
     return parser

@@ -8,29 +8,26 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import httpx
 from pydantic import ValidationError
 
-from controller.app.access import AccessError, token_of_file
 from controller.config import PolicyConfig
 from controller.explain import clock_time, explanation, parse_time
 from controller.journal_read import standing
 from controller.journal_store import JournalError, Store
 from controller.policies import policy_kinds
+from controller.remote import DEFAULT_URL, Remote, RemoteError, worker_path
 from controller.replay import LifeReplay
 from controller.replay import replay as replay_lives
+from controller.tables import printable
 from controller.version import code_version
-
-DEFAULT_URL = "http://127.0.0.1:8200"
-TIMEOUT_SECONDS = 10.0
 
 
 def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands."""
     why = commands.add_parser("explain", help="why does a worker run at its depth?")
-    why.add_argument("--worker", required=True, metavar="ID")
+    why.add_argument("worker", nargs="?", metavar="WORKER")
+    why.add_argument("--worker", dest="named", metavar="ID", help="the same, by name")
     why.add_argument("--at", metavar="TIME", help="an earlier time: ISO 8601 or Unix seconds (default: now)")
     source = why.add_mutually_exclusive_group()
     source.add_argument(
@@ -54,6 +51,9 @@ def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def explain(options: argparse.Namespace) -> int:
     """Print why; returns the exit status (0 told, 1 not to be had, 2 bad arguments)."""
+    options.worker = options.worker or options.named
+    if options.worker is None:
+        return _refuse("name the worker: spec-controller explain WORKER", 2)
     try:
         wall = time.time() if options.at is None else parse_time(options.at)
     except ValueError as error:
@@ -74,24 +74,11 @@ def explain(options: argparse.Namespace) -> int:
 
 def _explain_from_controller(options: argparse.Namespace) -> int:
     try:
-        headers = {}
-        if options.token_file is not None:
-            headers["authorization"] = f"Bearer {token_of_file('--token-file', options.token_file)}"
-        answer = httpx.get(
-            f"{options.url.rstrip('/')}/v1/workers/{quote(options.worker, safe='')}/explain",
-            params={} if options.at is None else {"at": options.at},
-            headers=headers,
-            timeout=TIMEOUT_SECONDS,
-            trust_env=False,
-        )
-        body: Any = answer.json()
-    except AccessError as error:
-        return _refuse(str(error), 2)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return _refuse(f"{options.url}: {error}", 1)
-    if not isinstance(body, dict) or answer.status_code != 200:
-        detail = body.get("detail", "no detail") if isinstance(body, dict) else "no controller's answer"
-        return _refuse(f"{options.url}: {answer.status_code}: {detail}", 1)
+        params = {} if options.at is None else {"at": options.at}
+        with Remote(options.url, options.token_file) as controller:
+            body: Any = controller.ask("GET", worker_path(options.worker, "explain"), params=params)[1]
+    except RemoteError as error:
+        return _refuse(str(error), error.status)
     _print([json.dumps(body, indent=2)] if options.json else body["lines"])
     return 0
 
@@ -179,7 +166,12 @@ def _plain(result: LifeReplay) -> dict[str, Any]:
 
 
 def _print(lines: Sequence[str]) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.write("".join(f"{printable_lines(line)}\n" for line in lines))
+
+
+def printable_lines(text: str) -> str:
+    """Return text in which nothing but a line's end steers a terminal."""
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def _refuse(message: str, status: int) -> int:

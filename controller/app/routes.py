@@ -190,7 +190,9 @@ def _add_journal(router: APIRouter, loop: ControlLoop, journal: Journal) -> None
         if worker is not None:
             _find(loop, worker)
         found = [decision_view(record) for record in journal.read(after, limit, worker)]
-        return DecisionsView(decisions=found, next=found[-1].cursor if found else after)
+        return DecisionsView(
+            decisions=found, next=found[-1].cursor if found else after, newest=journal.newest
+        )
 
 
 def _add_health(router: APIRouter, loop: ControlLoop, journal: Journal, registry: CollectorRegistry) -> None:

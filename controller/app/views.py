@@ -103,6 +103,8 @@ class DecisionsView(BaseModel):
     decisions: list[DecisionView]
     next: int
     """Give it as `after` to go on."""
+    newest: int
+    """Cursor of the newest record of all workers."""
 
 
 class ExplanationView(BaseModel):

@@ -112,7 +112,7 @@ const act = {
     ? order(`${id} is ${mode}`, "PUT", workerPath(id, "mode"), { mode })
     : order(`${id} has the mode of all workers`, "DELETE", workerPath(id, "mode")),
   async explain(id, at = "") {
-    act.open("explain", id, { at });
+    act.open("explain", id);
     const opened = page.dialog;
     const query = at ? `?at=${encodeURIComponent(new Date(at).toISOString())}` : "";
     try {

@@ -1,7 +1,6 @@
 // The dialogs: pin, mode, rollback, explain, token. Each is a template over `page.dialog`; `app.js` opens and closes them.
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
-import { live } from "./vendor/lit-html/directives/live.js";
 import { numbers, what } from "./decisions.js";
 import { MODES, moment } from "./format.js";
 
@@ -96,10 +95,10 @@ function token(page, act, dialog) {
 }
 
 function explain(page, act, dialog) {
-  const { answer, at } = dialog;
+  const { answer } = dialog;
   const body = html`
     <div class="ask">
-      <label>At what time (now, if empty)<input type="datetime-local" step="1" name="at" .value=${live(at)}></label>
+      <label>At what time (now, if empty)<input type="datetime-local" step="1" name="at"></label>
       <button type="button" class="secondary" @click=${(event) => act.explain(dialog.worker, event.target.closest("form").elements.at.value)}>Ask</button>
     </div>
     ${answer ? told(answer) : html`<p aria-busy="true">Asking …</p>`}`;

@@ -257,7 +257,7 @@ def test_decisions_are_read_with_a_cursor(client: TestClient) -> None:
     rest = client.get("/v1/decisions", params={"after": first["next"], "worker": "a"}).json()
     assert first["decisions"] + rest["decisions"] == everything["decisions"]
     assert client.get("/v1/decisions", params={"after": rest["next"]}).json() == {
-        "decisions": [], "next": rest["next"],
+        "decisions": [], "next": rest["next"], "newest": rest["next"],
     }  # fmt: skip
     problem_of(client.get("/v1/decisions", params={"worker": "b"}), 404)
     for bad in ({"limit": 0}, {"limit": 1001}, {"after": -1}, {"after": "x"}):
