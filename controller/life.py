@@ -12,9 +12,14 @@ from controller.estimate import Estimator, ProfileCell
 from controller.guards import Guards
 from controller.observe import Observer
 from controller.recent import RecentWindow
-from controller.types import Depths, Estimate, ProbeRequest, Proposal, Slot, Verdict
+from controller.types import Depths, Estimate, Observation, ProbeRequest, Proposal, Slot, Verdict
 from controller.worker_client import WorkerClient
 from worker.protocol import PlanStatus, SpecInfo
+
+SOON = 0.4
+"""Share of the interval between two looks that must pass even when something is under way."""
+SURPRISING = 1.5
+"""Standard deviations between expected and seen drafts that are worth another look."""
 
 
 def slots_for(
@@ -72,6 +77,8 @@ class Life:
         self.info = info
         wanted = policy.slots or policy.kind.default_slots
         self.slots = slots_for(wanted, info.candidate_steps, info.max_running_requests)
+        self.newest: Estimate | None = None
+        """What the evidence said in the newest turn."""
         self.depths = depths_in_force(self.slots, status)
         """The table decided: slot edge -> num_steps."""
         self.probe: ProbeRequest | None = None
@@ -89,6 +96,27 @@ class Life:
             version=held.version if held is not None and is_newer else 0,
             ttl_seconds=config.loop.plan_ttl_seconds,
         )
+
+    def estimate(self, observation: Observation) -> Estimate:
+        """Take an observation in; return what the evidence says."""
+        self.newest = self.estimator.estimate(observation)
+        return self.newest
+
+    def pause_seconds(self, interval: float) -> float:
+        """Return when to look again: at the latest after `interval`, sooner while something is under way.
+
+        What a probe found is worth most at once, and so is a second look at drafts that surprise; at all other times
+        looking oftener tells nothing.
+        """
+        newest = self.newest
+        if newest is None or newest.acceptance is None:
+            return interval
+        if self.probe is not None:
+            forecast = newest.forecasts.get(self.probe.slot)
+            tier = forecast.tier(self.probe.num_steps) if forecast else None
+            expected = (self.probe.rounds + 1) * tier.round_seconds if tier else interval
+            return min(interval, max(expected, SOON * interval))
+        return SOON * interval if abs(newest.acceptance.surprise) >= SURPRISING else interval
 
     def decide(self, estimate: Estimate) -> list[Proposal]:
         """Return the policy's wishes, and the guards' own for slots that are out of bounds.

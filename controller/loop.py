@@ -255,11 +255,18 @@ class ControlLoop:
             worker.turn_seconds = ended
             self._metrics.ticked(worker.id, ended - began)
             self.show(worker)
-            interval = self.config.loop.poll_interval_seconds
-            pause = min(
+            await self._sleep(max(0.0, self._pause_seconds(worker, failures) - (ended - began)))
+
+    def _pause_seconds(self, worker: ControlledWorker, failures: int) -> float:
+        """From the beginning of a turn to that of the next: longer after failures, shorter while something happens."""
+        interval = self.config.loop.poll_interval_seconds
+        if failures:
+            return min(
                 interval * 2.0 ** min(failures, 16), max(interval, self.config.loop.backoff_max_seconds)
             )
-            await self._sleep(max(0.0, pause - (ended - began)))
+        if worker.life is None or not worker.is_reachable:
+            return interval
+        return worker.life.pause_seconds(interval)
 
     def show(self, worker: ControlledWorker) -> None:
         """Set the worker's gauges."""

@@ -54,7 +54,7 @@ class Shadow:
 
     def turn(self, turn: Turn) -> list[Verdict]:
         """Take the turn's observation in; return what the policy would do now and the guards would allow it."""
-        estimate = self.estimate = self._life.estimator.estimate(turn.observation)
+        estimate = self.estimate = self._life.estimate(turn.observation)
         if not self._life.info.adaptation or turn.is_pinned:
             return []
         proposals = self._life.decide(estimate)

@@ -36,7 +36,7 @@ def estimate(life: Life, turn: Turn) -> Estimate:
     """Take the observation in; return what the evidence says."""
     if turn.adopted is not None:
         life.adopt(turn.adopted)
-    return life.estimator.estimate(turn.observation)
+    return life.estimate(turn.observation)
 
 
 def may_decide(life: Life, turn: Turn) -> bool:

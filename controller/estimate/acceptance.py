@@ -89,6 +89,8 @@ class Acceptance:
         self._fade(span_seconds)
         window = self._counts(cells)
         self._odds = 0.0
+        if not window.rounds:
+            self._surprise = 0.0
         if not window.reached or window.reached[0] <= 0:
             self._old.rounds += window.rounds
             self._old.request_rounds += window.request_rounds

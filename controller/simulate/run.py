@@ -109,9 +109,11 @@ class Steering:
                 _, plan = self._in_flight.pop(0)
                 self._worker.plan.put(plan, arrival)
             else:
-                now, self._next_poll = self._next_poll, self._next_poll + self._interval
+                now = self._next_poll
                 if not (self._lost and self._rng.random() < self._lost):
                     self._poll(now)
+                pause = self._life.pause_seconds(self._interval) if self._life else self._interval
+                self._next_poll = now + pause
 
     def _poll(self, now: float) -> None:
         worker = self._worker
@@ -128,7 +130,7 @@ class Steering:
             )
         life = self._life
         before = dict(life.depths)
-        estimate = life.estimator.estimate(life.observer.observe(stats, now))
+        estimate = life.estimate(life.observer.observe(stats, now))
         verdicts = life.guard(life.decide(estimate), now=now, age_seconds=0.0)
         life.accept(verdicts, now)
         self.result.reasons += [

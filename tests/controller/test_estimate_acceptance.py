@@ -157,3 +157,13 @@ def test_ends_are_learned_from_what_is_lost() -> None:
     estimate = acceptance.estimate()
     assert estimate.end_rate == pytest.approx(0.05, abs=0.01)
     assert estimate.expected_tokens(3) == pytest.approx((1600 - lost) / 400, rel=0.02)
+
+
+def test_silence_is_no_surprise() -> None:
+    acceptance = Acceptance(3)
+    rng = random.Random(0)
+    learn(acceptance, [0.9, 0.9, 0.9], 3, 20, rng)
+    learn(acceptance, [0.1, 0.1, 0.1], 3, 1, rng)
+    assert abs(acceptance.estimate().surprise) > 3
+    acceptance.add([], 0.25)
+    assert acceptance.estimate().surprise == 0

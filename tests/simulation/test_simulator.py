@@ -224,3 +224,20 @@ def test_bad_input_is_status_2(
     path.write_text(text, encoding="utf-8")
     assert main(["simulate", "--scenario", str(path), "--policy", policy, "--seeds", "1"]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_a_probe_found_is_looked_at_before_the_interval_is_over() -> None:
+    # Plain decoding at first, so that only probes can show that the text has become easy.
+    slow = scenario(
+        poll_interval_seconds=1.0,
+        latency={"host_seconds": 0.001, "weights_seconds": 0.01, "draft_step_seconds": 0.006},
+        phases=[
+            {"tokens": 3000, "acceptance": [0.1], "batch_size": 2},
+            {"tokens": 6000, "acceptance": [0.95], "batch_size": 2},
+        ],
+    )
+    run = play("goodput", slow, [0])[0]
+    ended = [(time, reason) for time, reason in run.reasons if "probe_failed" in reason]
+    asked = [time for time, reason in run.reasons if " probe " in reason]
+    assert ended
+    assert all(min(time - at for at in asked if at < time) < 0.6 for time, _ in ended)
