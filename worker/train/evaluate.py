@@ -33,12 +33,18 @@ class Figures:
         return 1 + sum(self.survival[:num_steps])
 
     def __str__(self) -> str:
-        lengths = " ".join(f"{self.accept_length(k):.2f}@{k}" for k in (1, 2, 3, 5) if k <= len(self.survival))
+        lengths = " ".join(
+            f"{self.accept_length(k):.2f}@{k}" for k in (1, 2, 3, 5) if k <= len(self.survival)
+        )
         return f"top-1 {self.top1:.3f}, accept_length {lengths} ({self.places} places)"
 
 
 def evaluate(
-    head: TrainedHead, objective: Objective, texts: Sequence[Text], frozen: Frozen, tokens_per_batch: int = 4096
+    head: TrainedHead,
+    objective: Objective,
+    texts: Sequence[Text],
+    frozen: Frozen,
+    tokens_per_batch: int = 4096,
 ) -> Figures:
     """Measure a head on texts that it was not trained on."""
     counts = torch.zeros(EVALUATED_STEPS)

@@ -104,6 +104,17 @@ class Generator:
                     yield growing.text()
             self._step([pair for pair in active if self._slots[pair[0]] is not None])
 
+    @torch.inference_mode()
+    def read(self, token_ids: list[int]) -> Text:
+        """Return what the target sees along a text that is there already; all of it counts as its answer."""
+        reading = _Growing(Task([], 0.0, 0), list(token_ids))
+        rows = torch.tensor(token_ids[:-1])
+        hidden = self._decoder.forward(
+            rows, [Segment(0, 0, len(rows))], self._kv, phase="prefill", tap=self._tap
+        )
+        self._keep([reading], [len(rows)], self._logits(hidden))
+        return reading.text()
+
     def _begin(self, slot: int, task: Task) -> _Growing:
         room = self._max_text_tokens - len(task.prompt_ids)
         if room < 1:

@@ -46,7 +46,9 @@ class TrainedHead(nn.Module):
         values: list[Tensor] = []
         for _ in range(num_steps):
             x = F.linear(torch.cat((embedded, hidden), dim=-1), self.join)
-            queries, key, value = self._heads(F.rms_norm(x, self.input_norm.shape, self.input_norm, self._eps))
+            queries, key, value = self._heads(
+                F.rms_norm(x, self.input_norm.shape, self.input_norm, self._eps)
+            )
             keys.append(key)
             values.append(value)
             x = x + F.linear(self._attend(queries, keys, values), self.output)
@@ -64,7 +66,9 @@ class TrainedHead(nn.Module):
         """Project and rotate → queries, keys, values, `[texts, heads, rows, head_dim]` each, KV heads repeated."""
         layer, (texts, rows, _) = self.layer, x.shape
         heads = F.linear(x, self.qkv).view(texts, rows, -1, layer.head_dim).transpose(1, 2)
-        queries, keys, values = heads.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
+        queries, keys, values = torch.split(
+            heads, (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads), dim=1
+        )
         self._rotary.reserve(rows)
         cosines, sines = (part.flatten(1) for part in self._rotary.at(torch.arange(rows)))  # [rows, head_dim]
         groups = layer.num_heads // layer.num_kv_heads
@@ -84,7 +88,7 @@ class TrainedHead(nn.Module):
         if step == 0:
             out = F.scaled_dot_product_attention(queries, keys[0], values[0], is_causal=True)
             return out.transpose(1, 2).flatten(2)
-        scale = self.layer.head_dim**-0.5
+        scale: float = self.layer.head_dim**-0.5
         hidden = torch.ones(rows, rows, dtype=torch.bool).triu(1 - step)  # step 0's keys of rows > t - step
         scores = (queries @ keys[0].transpose(-1, -2)).masked_fill(hidden, -1e9)
         # Of step i each row sees one key, that of the row step - i before it.
@@ -94,7 +98,8 @@ class TrainedHead(nn.Module):
         out = weights[..., :rows] @ values[0]
         for i, part in enumerate(values[1:], 1):
             out = out + weights[..., rows + i - 1, None] * _shifted(part, step - i)
-        return out.transpose(1, 2).flatten(2)
+        joined: Tensor = out.transpose(1, 2).flatten(2)
+        return joined
 
 
 def _shifted(part: Tensor, by: int) -> Tensor:

@@ -49,7 +49,11 @@ class Objective(nn.Module):
             weights[:, :step] = 0
             used = weights > 0
             loss = self._row_losses(
-                hidden[used], batch.goals[used], positions(draft_ids[used]), batch.top_log_probs[used], columns
+                hidden[used],
+                batch.goals[used],
+                positions(draft_ids[used]),
+                batch.top_log_probs[used],
+                columns,
             )
             factor = STEP_DECAY**step
             total = total + factor * (loss * weights[used]).sum()
@@ -58,9 +62,10 @@ class Objective(nn.Module):
 
     def _columns(self, draft_ids: Tensor) -> tuple[Tensor, "_Lookup"]:
         """Choose the tokens that the softmax runs over: a whole vocabulary costs more than the head."""
-        named = draft_ids[draft_ids >= 0].unique()
-        drawn = torch.randint(len(self._rows), (self._num_negatives,), generator=self._noise)
-        ids = torch.cat((named, drawn)).unique()
+        chosen = torch.zeros(len(self._rows), dtype=torch.bool)
+        chosen[draft_ids[draft_ids >= 0]] = True
+        chosen[torch.randint(len(self._rows), (self._num_negatives,), generator=self._noise)] = True
+        ids = chosen.nonzero().squeeze(-1)
         return self._rows[ids], _Lookup(ids, len(self._rows))
 
     def _row_losses(
@@ -72,7 +77,9 @@ class Objective(nn.Module):
         log_draft_probs = logits.gather(1, positions.clamp(min=0)) - logits.logsumexp(dim=-1, keepdim=True)
         entropy = -(probs * log_draft_probs).sum(dim=-1)
         spread = goals.var(dim=0, keepdim=True) + 0.1
-        distance = F.smooth_l1_loss(hidden / spread.sqrt(), goals / spread.sqrt(), reduction="none").mean(dim=-1)
+        distance = F.smooth_l1_loss(hidden / spread.sqrt(), goals / spread.sqrt(), reduction="none").mean(
+            dim=-1
+        )
         return entropy + HIDDEN_WEIGHT * distance
 
     @torch.no_grad()

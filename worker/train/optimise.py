@@ -14,15 +14,19 @@ from torch import Tensor
 
 from worker.train.data import Text
 from worker.train.material import Frozen, epoch, make_batch
+from worker.train.muon import Muon
 from worker.train.network import TrainedHead
 from worker.train.objective import Objective
+
+CALM = 0.05
+"""The last layer adds to a residual stream that is far larger than its norm's output, in which the head works."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What decides the result beside data and time."""
 
-    tokens_per_batch: int = 1536
+    tokens_per_batch: int = 2048
     matrix_rate: float = 0.02
     norm_rate: float = 0.003
     weight_decay: float = 0.05
@@ -58,14 +62,14 @@ def initial_head(frozen: Frozen, num_features: int) -> TrainedHead:
         # Only the target's output (the last feature) is read at first.
         head.fuse.copy_(1e-3 * torch.randn(head.fuse.shape, generator=generator))
         head.fuse[:, -hidden:] += torch.eye(hidden)
-        head.join[:, :hidden] = torch.eye(hidden) / frozen.embedding.std()
+        head.join[:, :hidden] = 1.5 * torch.eye(hidden)
         head.join[:, hidden:] = 0.5 * torch.eye(hidden)
         head.input_norm.copy_(last["input_layernorm.weight"])
         head.qkv.copy_(torch.cat([last[f"self_attn.{name}_proj.weight"] for name in "qkv"]))
-        head.output.copy_(last["self_attn.o_proj.weight"])
+        head.output.copy_(CALM * last["self_attn.o_proj.weight"])
         head.post_attention_norm.copy_(last["post_attention_layernorm.weight"])
         head.gate_up.copy_(torch.cat((last["mlp.gate_proj.weight"], last["mlp.up_proj.weight"])))
-        head.down.copy_(last["mlp.down_proj.weight"])
+        head.down.copy_(CALM * last["mlp.down_proj.weight"])
     return head
 
 
@@ -74,7 +78,7 @@ def make_optimisers(head: TrainedHead, recipe: Recipe) -> list[torch.optim.Optim
     matrices = [p for p in head.parameters() if p.dim() == 2]
     others = [p for p in head.parameters() if p.dim() != 2]
     return [
-        torch.optim.Muon(matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay),
+        Muon(matrices, lr=recipe.matrix_rate, weight_decay=recipe.weight_decay),
         torch.optim.AdamW(others, lr=recipe.norm_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 

@@ -69,6 +69,38 @@ def produce(
             return
 
 
+def read_files(
+    generator: Generator,
+    tokenizer: Tokenizer,
+    paths: Sequence[Path],
+    directory: Path,
+    described: dict[str, str],
+    *,
+    seconds: float,
+    text_tokens: int,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Write shards of pieces of the user's own files, in an order that does not favour any, until time is over.
+
+    Raises:
+        OSError, UnicodeDecodeError: a file cannot be read as text.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    began = clock()
+    pieces = []
+    for path in paths:
+        ids = tokenizer.encode(path.read_text(encoding="utf-8"))
+        pieces += [ids[i : i + text_tokens] for i in range(0, len(ids) - text_tokens + 1, text_tokens)]
+    random.Random(0).shuffle(pieces)
+    for number in range(len(shard_paths(directory)), -(-len(pieces) // TEXTS_PER_SHARD)):
+        part = pieces[number * TEXTS_PER_SHARD : (number + 1) * TEXTS_PER_SHARD]
+        write_shard(shard_path(directory, number), [generator.read(piece) for piece in part], described)
+        say(f"files: shard {number}, {clock() - began:.0f} s")
+        if clock() - began > seconds:
+            return
+
+
 def _tasks(
     tokenizer: Tokenizer, seed: int, start: int, longest_prompt: int, own_prompts: Sequence[str]
 ) -> Iterator[Task]:
