@@ -36,7 +36,7 @@ def export_head(
 def _named(head: TrainedHead) -> Mapping[str, Tensor]:
     layer = head.layer
     queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-    q, k, v = torch.split(head.qkv.detach(), (queries, keys, keys))
+    q, k, v = torch.split(head.qkv.detach(), [queries, keys, keys])
     gate, up = head.gate_up.detach().chunk(2)
     return {
         "fuse_norm.weight": head.fuse_norm.detach(),

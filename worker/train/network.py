@@ -67,7 +67,7 @@ class TrainedHead(nn.Module):
         layer, (texts, rows, _) = self.layer, x.shape
         heads = F.linear(x, self.qkv).view(texts, rows, -1, layer.head_dim).transpose(1, 2)
         queries, keys, values = torch.split(
-            heads, (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads), dim=1
+            heads, [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1
         )
         self._rotary.reserve(rows)
         cosines, sines = (part.flatten(1) for part in self._rotary.at(torch.arange(rows)))  # [rows, head_dim]

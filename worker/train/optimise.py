@@ -34,7 +34,9 @@ class Recipe:
     final_rate: float = 0.02
     """Share of the rate that is left at the end."""
     num_steps: int = 2
-    """Steps of the head's own hidden states that are trained."""
+    """Steps that are trained: the first on the target's features, the others on the head's own hidden states."""
+    first_share: float = 0.4
+    """Share of the time in which only the first step is trained."""
     prompt_weight: float = 0.5
     """Of rows that predict a prompt's tokens: the target did not write them, but says what it would."""
     feature_noise: float = 0.05
@@ -108,7 +110,8 @@ def optimise(
             for optimiser, rates in zip(optimisers, base_rates, strict=True):
                 for parameters, rate in zip(optimiser.param_groups, rates, strict=True):
                     parameters["lr"] = rate * factor
-            losses.append(_step(head, objective, optimisers, group, frozen, recipe))
+            num_steps = 1 if share < recipe.first_share else recipe.num_steps
+            losses.append(_step(head, objective, optimisers, group, frozen, recipe, num_steps))
             progress.batches += 1
             progress.rows += sum(len(text.token_ids) - 2 for text in group)
             now = clock()
@@ -130,11 +133,12 @@ def _step(
     group: Sequence[Text],
     frozen: Frozen,
     recipe: Recipe,
+    num_steps: int,
 ) -> float:
     batch = make_batch(group, frozen, recipe.prompt_weight)
     if recipe.feature_noise:
         batch.features.mul_(1 + recipe.feature_noise * (2 * torch.rand_like(batch.features) - 1))
-    loss: Tensor = objective.losses(head, batch, recipe.num_steps)
+    loss: Tensor = objective.losses(head, batch, num_steps)
     for optimiser in optimisers:
         optimiser.zero_grad(set_to_none=True)
     torch.autograd.backward(loss)

@@ -31,7 +31,8 @@ from worker.train.produce import produce, read_files
 
 MAX_TEXT_TOKENS = 448
 LONGEST_PROMPT = 220
-EVALUATION_TOKENS = 160
+EVALUATION_TOKENS = 96
+SECONDS_BETWEEN_FIGURES = 400.0
 BATCH_SIZE = 64
 Say = Callable[[str], None]
 
@@ -160,11 +161,15 @@ def _train(
         vocabulary = draft_vocabulary(texts, frozen.config.vocab_size, job.draft_vocab_size)
     objective = Objective(frozen, vocabulary, num_negatives=job.recipe.num_negatives, seed=job.seed)
 
+    told = progress.seconds
+
     def after_epoch(loss: float) -> None:
-        figures = {name: evaluate(head, objective, part, frozen) for name, part in held_out.items()}
+        nonlocal told
         say(f"epoch {progress.epochs}, {progress.rows} rows, {progress.seconds:.0f} s: loss {loss:.3f}")
-        for name, figure in figures.items():
-            say(f"  {name}: {figure}")
+        if progress.seconds - told >= SECONDS_BETWEEN_FIGURES:
+            told = progress.seconds
+            for name, part in held_out.items():
+                say(f"  {name}: {evaluate(head, objective, part, frozen)}")
         state = {
             "head": head.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in optimisers],
