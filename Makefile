@@ -103,7 +103,7 @@ PINS_aiperf := aiperf==0.13.0
 PINS_guidellm := guidellm==0.8.1 torch==2.13.0
 
 .PHONY: check-api
-check-api: setup $(CHECK_API)/bin/st  ## Schemathesis against the worker's OpenAPI documents (MAX_EXAMPLES=25)
+check-api: setup $(CHECK_API)/bin/st  ## Schemathesis against the OpenAPI documents of worker and controller (MAX_EXAMPLES=25)
 	SCHEMATHESIS=$(CURDIR)/$(CHECK_API)/bin/st $(PY) -m pytest -q tests/api
 
 # playwright only drives the browser that is there; its own is not fetched.
