@@ -84,7 +84,7 @@ def _check_memory(config: WorkerConfig, directory: Path, device: torch.device) -
         Placed(target, slots, engine.max_context_tokens),
         draft,
         dtype=precision.dtype,
-        packed=precision.packed,
+        packing=precision.packing,
         device=device,
         verify_rows=slots * (deepest + 1),
         step_rows=engine.max_num_batched_tokens,

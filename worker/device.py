@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 import torch
 
+from worker.models.packed import Packing
+
 _DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
     "bfloat16": torch.bfloat16,
     "int8": torch.bfloat16,
+    "int4": torch.bfloat16,
 }
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -32,24 +35,25 @@ def choose_device(name: str) -> torch.device:
 
 
 class Precision(NamedTuple):
-    """How numbers are kept: `name` as configured, the dtype of caches and attention, and whether weights are packed."""
+    """How numbers are kept: `name` as configured, the dtype of caches and attention, and how weights are packed."""
 
     name: str
     dtype: torch.dtype
-    packed: bool
+    packing: Packing | None
 
 
 def choose_precision(name: str, device: torch.device) -> Precision:
     """Return the precision; `auto` is float32 on the CPU and bfloat16 on a GPU.
 
     Raises:
-        ValueError: int8 on a GPU: the packed kernels are the CPU's.
+        ValueError: int8 or int4 on a GPU: the packed kernels are the CPU's.
     """
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
-    if name == "int8" and device.type != "cpu":
-        raise ValueError("model.dtype int8 runs on the CPU only (use bfloat16 or auto)")
-    return Precision(name, _DTYPES[name], packed=name == "int8")
+    packing: Packing | None = "int8" if name == "int8" else "int4" if name == "int4" else None
+    if packing and device.type != "cpu":
+        raise ValueError(f"model.dtype {name} runs on the CPU only (use bfloat16 or auto)")
+    return Precision(name, _DTYPES[name], packing)
 
 
 def available_cores(quota_file: Path = _CGROUP_QUOTA) -> int:

@@ -104,6 +104,21 @@ class KVCache:
         """Return the values of one layer, a view `[num_slots, num_kv_heads, max_tokens, head_dim]`."""
         return self.layers[layer][1]
 
+    def rows_of(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Return where tokens lie in a layer taken as a list of heads, `layer.view(-1, head_dim)`.
+
+        Args:
+            slots: `[rows]` int64.
+            positions: `[rows]` int64.
+
+        Returns:
+            `[rows * 2 * num_kv_heads]`: of each row its keys head by head, then its values.
+        """
+        heads = torch.arange(self.num_kv_heads, device=slots.device)
+        sides = torch.arange(2, device=slots.device)[None, :, None] * self.num_slots  # keys, values
+        head = (sides + slots[:, None, None]) * self.num_kv_heads + heads  # [rows, 2, num_kv_heads]
+        return (head * self.max_tokens + positions[:, None, None]).flatten()
+
     def is_free(self, slot: int) -> bool:
         """Whether `allocate` could hand this slot out."""
         return self._is_free[slot]

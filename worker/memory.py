@@ -14,6 +14,7 @@ import torch
 from worker.kv_cache import kv_cache_bytes
 from worker.models.config import DecoderConfig
 from worker.models.loader import decoder_bytes
+from worker.models.packed import Packing
 
 LOGITS_COPIES = 10
 """Arrays of the logits' size that drawing with every filter holds at once."""
@@ -76,7 +77,7 @@ def plan_memory(
     device: torch.device,
     verify_rows: int,
     step_rows: int,
-    packed: bool = False,
+    packing: Packing | None = None,
 ) -> MemoryBudget:
     """Work out what will be taken.
 
@@ -87,17 +88,17 @@ def plan_memory(
         device: where they go.
         verify_rows: rows with logits in the largest round.
         step_rows: rows of the largest step.
-        packed: whether weights are packed to int8.
+        packing: how weights are packed.
     """
     if isinstance(draft, PlacedHead):
-        wide = torch.float32.itemsize if packed else dtype.itemsize
+        wide = torch.float32.itemsize if packing else dtype.itemsize
         draft_weights = draft.num_weights * wide
         draft_kv = draft.num_slots * draft.max_tokens * draft.numbers_per_token * dtype.itemsize
     else:
-        draft_weights = decoder_bytes(draft.config, dtype, device, packed=packed) if draft else 0
+        draft_weights = decoder_bytes(draft.config, dtype, device, packing=packing) if draft else 0
         draft_kv = _kv_bytes(draft, dtype) if draft else 0
     return MemoryBudget(
-        target_weights=decoder_bytes(target.config, dtype, device, packed=packed),
+        target_weights=decoder_bytes(target.config, dtype, device, packing=packing),
         target_kv=_kv_bytes(target, dtype),
         draft_weights=draft_weights,
         draft_kv=draft_kv,

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 def load_model(config: WorkerConfig, directory: Path, device: torch.device) -> Decoder:
     """Load a model directory as `[model] dtype` says."""
     precision = choose_precision(config.model.dtype, device)
-    return load_decoder(directory, dtype=precision.dtype, device=device, packed=precision.packed)
+    return load_decoder(directory, dtype=precision.dtype, device=device, packing=precision.packing)
 
 
 def draft_cache_tokens(config: WorkerConfig) -> int:
@@ -75,7 +75,7 @@ def _build_eagle_drafter(config: WorkerConfig, target: ModelRunner, target_path:
         target.decoder,
         target_path,
         num_tokens=target.vocab_size,
-        packed=precision.packed,
+        packed=precision.packing is not None,
     )
     _warn_of_limit(head.config.layer.max_position_embeddings, config)
     return EagleDrafter(

@@ -5,9 +5,10 @@ import torch
 
 from worker.models.attention import Segment
 from worker.models.loader import decoder_bytes, load_decoder
-from worker.models.packed import Int8Head, Int8Linear, pack_rows
+from worker.models.packed import RefinedHead, pack_groups, pack_linear, pack_rows
 
 CPU = torch.device("cpu")
+PACKINGS = ["int8", "int4"]
 
 
 def test_packing_loses_at_most_half_a_level():
@@ -20,41 +21,84 @@ def test_packing_loses_at_most_half_a_level():
     assert (error[7] == 0).all()
 
 
+def test_int4_levels_of_a_q4_1_weight_are_met_again():
+    generator = torch.Generator().manual_seed(3)
+    levels = torch.randint(0, 16, (48, 4, 32), generator=generator)
+    levels[:, :, 0], levels[:, :, 1] = 0, 15  # as quantising does: the least and the greatest are levels
+    scale = (torch.rand(48, 4, 1, generator=generator) * 0.02 + 1e-3).half().float()
+    least = (torch.randn(48, 4, 1, generator=generator) * 0.2).half().float()
+    weight = (levels * scale + least).view(48, 128)
+    found, meaning = pack_groups(weight)
+    assert torch.equal(found, levels.view(48, 128).int())
+    scales, offsets = meaning.float().transpose(0, 1).unbind(2)  # [48, 4] each
+    unpacked = (found.view(48, 4, 32) - 8) * scales.unsqueeze(2) + offsets.unsqueeze(2)
+    # bfloat16 keeps 8 bits of scale and offset; the offset is at most |least| + 8 scales.
+    bound = (8 * scale + least.abs() + 8 * scale) / 256
+    assert ((unpacked - weight.view(48, 4, 32)).abs() <= bound).all()
+
+
+def test_int4_keeps_a_group_of_equal_weights():
+    weight = torch.full((16, 64), 0.5)
+    weight[1] = 0
+    levels, meaning = pack_groups(weight)
+    unpacked = (levels.view(16, 2, 32) - 8) * meaning[..., 0].t()[..., None] + meaning[..., 1].t()[..., None]
+    assert torch.equal(unpacked.view(16, 64), weight)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_layer_is_near_the_product_and_its_rows_are_independent(bias):
+@pytest.mark.parametrize("sizes", [(1152, 576), (266, 48), (30, 64)])
+def test_a_layer_is_near_the_product_and_its_rows_are_independent(packing, bias, sizes):
     generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(1152, 576, generator=generator) / 24
-    offsets = torch.randn(1152, generator=generator) if bias else None
-    x = torch.randn(33, 576, generator=generator)
-    for layer in (Int8Linear(weight, offsets), Int8Head(weight, offsets)):
-        whole = layer(x, "decode")
-        expected = torch.nn.functional.linear(x, weight, offsets)
-        assert (whole - expected).abs().max() < 0.06
-        for rows in range(1, 34):
-            assert torch.equal(layer(x[33 - rows :], "decode"), whole[33 - rows :])
+    weight = torch.randn(*sizes, generator=generator) / sizes[1] ** 0.5
+    offsets = torch.randn(sizes[0], generator=generator) if bias else None
+    x = torch.randn(33, sizes[1], generator=generator)
+    layer = pack_linear(weight, offsets, packing)
+    assert (layer.out_features, layer.in_features) == sizes
+    whole = layer(x, "decode")
+    difference = whole - torch.nn.functional.linear(x, weight, offsets)
+    assert difference.abs().max() < (0.06 if packing == "int8" else 0.5)
+    for rows in range(1, 34):
+        assert torch.equal(layer(x[33 - rows :], "decode"), whole[33 - rows :])
 
 
-def test_the_head_ranks_what_bfloat16_cannot_tell_apart():
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_head_ranks_what_bfloat16_cannot_tell_apart(packing, dtype):
     generator = torch.Generator().manual_seed(2)
-    weight = torch.randn(4096, 64, generator=generator)
+    weight = torch.randn(4096, 64, generator=generator).to(dtype)
     x = torch.randn(40, 64, generator=generator) * 3
-    levels, scales = pack_rows(weight)
-    truth = x @ (levels.float() * scales.float().unsqueeze(1)).t()
-    best = truth.topk(8).indices
-    assert torch.equal(Int8Head(weight)(x, "decode").topk(8).indices, best)
-    plain = Int8Linear(weight)(x, "decode").float()
-    assert (plain.gather(1, best).diff(dim=1) == 0).any()  # these tie without the refinement
+    best = (x @ weight.float().t()).topk(8)
+    coarse = pack_linear(weight, None, packing)
+    head = RefinedHead(coarse, weight)
+    found = head(x, "decode")
+    assert torch.equal(found.topk(8).indices, best.indices)
+    torch.testing.assert_close(found.topk(8).values, best.values, rtol=0, atol=1e-3)
+    assert (coarse(x, "decode").float().topk(8).values.diff(dim=1) == 0).any()  # without it these tie
+    for rows in range(1, 41):
+        assert torch.equal(head(x[40 - rows :], "decode"), found[40 - rows :])
 
 
-@pytest.fixture(scope="module")
-def decoder(tiny_model_dir):
+@pytest.fixture(scope="module", params=PACKINGS)
+def decoder(request, tiny_model_dir):
     # Head sizes and widths of the default model, so that its kernels' paths are taken.
     path = tiny_model_dir(hidden_size=576, num_heads=9, num_kv_heads=3, num_layers=2, max_positions=512)
-    decoder = load_decoder(path, dtype=torch.bfloat16, device=CPU, packed=True)
-    expected = decoder_bytes(decoder.config, torch.bfloat16, CPU, packed=True)
-    held = {id(t): t.nbytes for t in _tensors(decoder._weights)}
+    return _checked(
+        load_decoder(path, dtype=torch.bfloat16, device=CPU, packing=request.param), request.param
+    )
+
+
+def _checked(decoder, packing):
+    expected = decoder_bytes(decoder.config, torch.bfloat16, CPU, packing=packing)
+    held = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors(decoder._weights)}
     assert sum(held.values()) == expected
     return decoder
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_memory_is_foretold_where_the_head_is_tied(packing, tiny_model_dir):
+    path = tiny_model_dir(hidden_size=48, num_heads=3, num_kv_heads=3, tied=True)  # 48: no groups of 32
+    _checked(load_decoder(path, dtype=torch.bfloat16, device=CPU, packing=packing), packing)
 
 
 def _tensors(thing):

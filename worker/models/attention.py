@@ -2,10 +2,11 @@
 
 Arrangements are chosen by phase and dtype, never by the number of rows; KV is read in multiples of `TOKEN_ALIGNMENT`
 under an explicit mask, and KV heads are never repeated. In `decode` a few rows of many requests share a kernel call.
-With bfloat16 every row is its own query block of the `g` query heads that share a KV head, so a row's result is bit for
-bit the same whatever rows and requests come with it. With float32 and float64, whose matrix products depend on the
-number of rows anyway, a request's rows form one query block: half the time at several rows. In `prefill` every segment
-is a call of its own.
+With bfloat16 the kernel sees the same shapes for a row whatever rows and requests come with it, so its result is the
+same bit for bit: a query block is always `EXACT_BLOCK_ROWS` rows of the `g` query heads that share a KV head, filled up
+with repeated rows, and the KV length follows from a row's own position. With float32 and float64, whose matrix products
+depend on the number of rows anyway, a request's rows form one query block that reads as much KV as the longest request
+next to it: half the time at several rows. In `prefill` every segment is a call of its own.
 
 A plan is built once per forward and used by every layer. Knows nothing about projections or rotary embeddings.
 """
@@ -21,7 +22,10 @@ from torch import Tensor
 from worker.kv_cache import TOKEN_ALIGNMENT, KVCache
 
 ROW_EXACT_DTYPES = (torch.bfloat16, torch.float16)
-"""Dtypes whose decode attention treats every row on its own."""
+"""Dtypes whose decode attention gives a row the same bits in any company."""
+
+EXACT_BLOCK_ROWS = 2
+"""Rows of a query block in these dtypes: on AVX2 two rows cost what one costs (docs/decisions-model.md)."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def causal_mask(
     return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -torch.inf)
 
 
-# ---- decode: every row on its own ----
+# ---- decode: a few rows of many requests ----
 
 
 @dataclass(frozen=True)
@@ -73,88 +77,141 @@ class _Group:
     """Requests in neighbouring slots that share one kernel call."""
 
     first_slot: int
-    num_slots: int
-    rows_per_slot: int
     length: int
-    first_row: int
-    """Where the group's rows begin in the padded row order."""
-    blocks_per_slot: int
-    """1: a request's rows are one query block; `rows_per_slot`: each row is its own."""
     mask: Tensor  # [num_slots * num_kv_heads, blocks_per_slot, queries of a block, length]
+    num_queries: int
+    """Of all blocks together, `num_slots * num_kv_heads * blocks_per_slot * queries of a block`."""
 
 
 class DecodePlan:
-    """Rows of running requests: a few per request, all with their own view of the past."""
+    """Rows of running requests: a few per request, all with their own view of the past.
+
+    A query is one head of one row. Kernels want those that share a KV head side by side, so queries are put in that
+    order by one index and results back by another.
+    """
 
     def __init__(
         self, segments: Sequence[Segment], kv: KVCache, heads_per_kv: int, window: int | None = None
     ) -> None:
         dtype, device = kv.layers[0].dtype, kv.layers[0].device
-        offsets = _offsets(segments)
-        order = sorted(range(len(segments)), key=lambda index: segments[index].slot)
-        gather: list[int] = []  # padded order -> row of the forward
-        scatter = [0] * sum(segment.count for segment in segments)  # row of the forward -> padded order
+        is_exact = dtype in ROW_EXACT_DTYPES
+        pieces = _pieces(segments, split=is_exact)
         self._groups: list[_Group] = []
-        for run in _neighbours([segments[index] for index in order]):
-            members = [order.pop(0) for _ in run]
-            width = max(segment.count for segment in run)
-            positions: list[int] = []
-            first_row = len(gather)
-            for index, segment in zip(members, run, strict=True):
-                for column in range(width):
-                    # Padding repeats the segment's last row; its result is dropped.
-                    real = min(column, segment.count - 1)
-                    if column == real:
-                        scatter[offsets[index] + real] = len(gather)
-                    gather.append(offsets[index] + real)
-                    positions.append(segment.start + real)
-            length = aligned(max(segment.stop for segment in run))
-            rows = torch.tensor(positions, device=device).view(len(run), 1, width, 1)
-            blocks = width if dtype in ROW_EXACT_DTYPES else 1
+        laid_out: list[
+            Tensor
+        ] = []  # per group [num_slots, width]: row of the forward, or -1 - row for padding
+        for run in _runs(pieces, of_one_length=is_exact):
+            width, blocks = max(piece.count for piece in run), 1
+            if is_exact:
+                blocks = -(-width // EXACT_BLOCK_ROWS)
+                width = blocks * EXACT_BLOCK_ROWS
+            begins = torch.tensor([[piece.first_row, piece.start, piece.count - 1] for piece in run])
+            columns = torch.arange(width).expand(len(run), -1)
+            column = torch.minimum(
+                columns, begins[:, 2:]
+            )  # padding repeats the last row; its result is dropped
+            of_forward = begins[:, :1] + column
+            laid_out.append(torch.where(columns == column, of_forward, -1 - of_forward))
+            length = max(piece.length for piece in run)
+            positions = (begins[:, 1:2] + column).to(device)[:, None, :, None]
             shape = (len(run), kv.num_kv_heads, width, heads_per_kv, length)
-            mask = causal_mask(rows, length, dtype, window).expand(shape)
+            mask = causal_mask(positions, length, dtype, window).expand(shape)
             mask = mask.reshape(len(run) * kv.num_kv_heads, blocks, -1, length)
-            self._groups.append(_Group(run[0].slot, len(run), width, length, first_row, blocks, mask))
-        in_order = gather == list(range(len(scatter)))
-        self._gather = None if in_order else torch.tensor(gather, device=device)
-        self._scatter = None if in_order else torch.tensor(scatter, device=device)
+            self._groups.append(_Group(run[0].slot, length, mask, mask.shape[:3].numel()))
+        num_rows = sum(piece.count for piece in pieces)
+        gather, places = _query_order(laid_out, num_rows, kv.num_kv_heads, heads_per_kv)
+        is_in_order = gather.tolist() == list(range(num_rows * kv.num_kv_heads * heads_per_kv))
+        self._gather = None if is_in_order else gather.to(device)
+        self._places = None if is_in_order else places.to(device)
 
     def attend(self, queries: Tensor, layer_kv: Tensor) -> Tensor:
         """See `AttentionPlan`."""
+        rows, num_heads, head_dim = queries.shape
+        flat = queries.reshape(rows * num_heads, head_dim)
         if self._gather is not None:
-            queries = queries.index_select(0, self._gather)
-        outputs = [_attend_group(group, queries, layer_kv) for group in self._groups]
-        result = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return result if self._scatter is None else result.index_select(0, self._scatter)
+            flat = flat.index_select(0, self._gather)
+        if len(self._groups) == 1:
+            result = _attend_group(self._groups[0], flat, layer_kv)
+        else:
+            parts = torch.split(flat, [group.num_queries for group in self._groups])
+            result = torch.cat(
+                [_attend_group(*each, layer_kv) for each in zip(self._groups, parts, strict=True)]
+            )
+        if self._places is not None:
+            result = result.index_select(0, self._places)
+        return result.view(rows, num_heads * head_dim)
+
+
+def _query_order(
+    laid_out: Sequence[Tensor], num_rows: int, num_kv_heads: int, heads_per_kv: int
+) -> tuple[Tensor, Tensor]:
+    """Return the query of the forward (row · heads + head) at each place of the blocks, and its place for each query.
+
+    `laid_out` are the rows of each group, `[num_slots, width]`, padding as -1 - row.
+    """
+    heads = torch.arange(num_kv_heads * heads_per_kv).view(1, num_kv_heads, 1, heads_per_kv)
+    rows = [part[:, None, :, None].expand(-1, num_kv_heads, -1, heads_per_kv).flatten() for part in laid_out]
+    head = [heads.expand(part.shape[0], -1, part.shape[1], -1).flatten() for part in laid_out]
+    row = torch.cat(rows)
+    is_real = row >= 0
+    queries = torch.where(is_real, row, -1 - row) * heads.numel() + torch.cat(head)
+    places = torch.empty(num_rows * heads.numel(), dtype=torch.long)
+    places[queries[is_real]] = is_real.nonzero().squeeze(1)
+    return queries, places
 
 
 def _attend_group(group: _Group, queries: Tensor, layer_kv: Tensor) -> Tensor:
-    """Attend the rows of one group → `[num_slots * rows_per_slot, num_heads * head_dim]`."""
-    _, num_heads, head_dim = queries.shape
-    n, width = group.num_slots, group.rows_per_slot
-    kv_heads = layer_kv.shape[2]
-    heads_per_kv = num_heads // kv_heads
-    blocks = queries[group.first_row : group.first_row + n * width]
-    blocks = blocks.reshape(n, width, kv_heads, heads_per_kv, head_dim).transpose(1, 2)
-    # Contiguous, or the kernel would be chosen by the layout that the projection left.
-    blocks = blocks.reshape(n * kv_heads, group.blocks_per_slot, -1, head_dim).contiguous()
+    """Attend `queries` `[num_queries, head_dim]` of one group, in the order of its blocks → the same shape."""
+    _, num_slots, kv_heads, max_tokens, head_dim = layer_kv.shape
+    per_head = max_tokens * head_dim
+    batch, blocks, _, length = group.mask.shape
     # Slots and KV heads collapse into one batch dimension without a copy; blocks share KV by a stride of 0.
-    past = layer_kv[:, group.first_slot : group.first_slot + n, :, : group.length].flatten(1, 2)
-    past = past.unsqueeze(2).expand(-1, -1, group.blocks_per_slot, -1, -1)
-    # past: [2, n * kv_heads, blocks_per_slot, length, head_dim]
-    out = F.scaled_dot_product_attention(blocks, past[0], past[1], attn_mask=group.mask)
-    out = out.view(n, kv_heads, width, heads_per_kv, head_dim).transpose(1, 2)
-    return out.reshape(n * width, num_heads * head_dim)
+    size, stride = (batch, blocks, length, head_dim), (per_head, 0, head_dim, 1)
+    begin = layer_kv.storage_offset() + group.first_slot * kv_heads * per_head
+    keys = layer_kv.as_strided(size, stride, begin)
+    values = layer_kv.as_strided(size, stride, begin + num_slots * kv_heads * per_head)
+    # Contiguous, or the kernel would be chosen by the layout that the projection left.
+    queries = queries.contiguous().view(batch, blocks, -1, head_dim)
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask)
+    return out.reshape(-1, head_dim)
 
 
-def _neighbours(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Split segments sorted by slot into runs of consecutive slots."""
-    runs: list[list[Segment]] = []
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of one segment that read the same stretch of KV."""
+
+    length: int
+    slot: int
+    start: int
+    count: int
+    first_row: int
+    """Of the forward."""
+
+
+def _pieces(segments: Sequence[Segment], *, split: bool) -> list[_Piece]:
+    """Return the segments as pieces; with `split` cut where the KV length that a row needs grows."""
+    pieces: list[_Piece] = []
+    row = 0
     for segment in segments:
-        if runs and runs[-1][-1].slot + 1 == segment.slot:
-            runs[-1].append(segment)
+        start = segment.start
+        while start < segment.stop:
+            length = aligned(start + 1 if split else segment.stop)
+            stop = min(length, segment.stop)
+            pieces.append(_Piece(length, segment.slot, start, stop - start, row))
+            row += stop - start
+            start = stop
+    return pieces
+
+
+def _runs(pieces: Sequence[_Piece], *, of_one_length: bool) -> list[list[_Piece]]:
+    """Sort pieces into runs of consecutive slots, of one length each if so asked."""
+    runs: list[list[_Piece]] = []
+    for piece in sorted(pieces, key=lambda p: (p.length if of_one_length else 0, p.slot)):
+        last = runs[-1][-1] if runs else None
+        if last and last.slot + 1 == piece.slot and (not of_one_length or last.length == piece.length):
+            runs[-1].append(piece)
         else:
-            runs.append([segment])
+            runs.append([piece])
     return runs
 
 
@@ -192,12 +249,3 @@ def _attend_segment(segment: Segment, mask: Tensor, queries: Tensor, layer_kv: T
     past = layer_kv[:, segment.slot, :, None, : mask.shape[1]].expand(-1, -1, heads_per_kv, -1, -1)
     out = F.scaled_dot_product_attention(block, past[0], past[1], attn_mask=mask)
     return out.permute(2, 0, 1, 3).reshape(count, num_heads * head_dim)
-
-
-def _offsets(segments: Sequence[Segment]) -> list[int]:
-    """Return the row of the forward at which each segment begins."""
-    offsets, total = [], 0
-    for segment in segments:
-        offsets.append(total)
-        total += segment.count
-    return offsets

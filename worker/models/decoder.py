@@ -16,22 +16,26 @@ from worker.kv_cache import KVCache
 from worker.models.attention import AttentionPlan, DecodePlan, PrefillPlan, Segment
 from worker.models.config import DecoderConfig
 from worker.models.linear import Linear, Phase
-from worker.models.rope import RotaryTable, rotate
+from worker.models.norm import RmsNorm
+from worker.models.rope import TurnTable, turn
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Weights of one layer; q, k, v are one projection (in this order), gate and up another."""
+    """Weights of one layer; q, k, v are one projection (in this order), gate and up another.
 
-    input_norm: Tensor  # [hidden_size]
+    Heads of queries and keys are in the layout of pairs (`worker.models.rope`).
+    """
+
+    input_norm: RmsNorm
     head_norm: (
         Tensor | None
     )  # [num_heads + num_kv_heads, head_dim], the architectures that norm queries and keys
     qkv: Linear
     output: Linear
-    post_attention_norm: Tensor  # [hidden_size]
+    post_attention_norm: RmsNorm
     gate_up: Linear
     down: Linear
 
@@ -42,7 +46,7 @@ class DecoderWeights:
 
     embedding: Tensor  # [vocab_size, hidden_size]
     layers: list[DecoderLayer]
-    final_norm: Tensor  # [hidden_size]
+    final_norm: RmsNorm
     head: Linear
 
 
@@ -77,7 +81,7 @@ class Decoder:
         self.dtype = dtype
         self.device = weights.embedding.device
         self._weights = weights
-        self._rotary = RotaryTable(config.rope, config.head_dim, self.dtype, self.device)
+        self._turns = TurnTable(config.rope, config.head_dim, self.dtype, self.device)
 
     def new_kv_cache(self, num_slots: int, max_tokens: int) -> KVCache:
         """Allocate a cache that fits this model.
@@ -97,7 +101,7 @@ class Decoder:
             dtype=self.dtype,
             device=self.device,
         )
-        self._rotary.reserve(kv.max_tokens)
+        self._turns.reserve(kv.max_tokens)
         return kv
 
     @torch.no_grad()
@@ -130,29 +134,28 @@ class Decoder:
             ValueError: segments do not fit the rows, the cache, or one another.
         """
         _check_rows(token_ids, segments, kv, phase)
-        config = self.config
-        slots, positions = _addresses(segments, self.device)  # [rows] each
+        config, rows = self.config, len(token_ids)
+        num_heads, num_turning = config.num_heads, config.num_heads + config.num_kv_heads
         plan = self._plan(segments, kv, phase)
-        cosines, sines = self._rotary.at(positions)
-        first_value_head = config.num_heads + config.num_kv_heads
-        norm_shape, eps = (config.hidden_size,), config.rms_norm_eps
+        slots, positions = _addresses(segments, self.device)  # [rows] each
+        turns = self._turns.at(positions, num_turning, num_turning + config.num_kv_heads)
+        places = kv.rows_of(slots, positions)  # [rows * 2 * num_kv_heads]
         x = self._weights.embedding.index_select(0, token_ids)  # [rows, hidden_size]
         for index, (layer, layer_kv) in enumerate(zip(self._weights.layers, kv.layers, strict=True)):
-            normed = F.rms_norm(x, norm_shape, layer.input_norm, eps)
-            heads = layer.qkv(normed, phase).view(len(token_ids), -1, config.head_dim)
-            turning = heads[:, :first_value_head]
+            heads = layer.qkv(layer.input_norm(x), phase).view(rows, -1, config.head_dim)
             if layer.head_norm is not None:
-                turning = norm_heads(turning, layer.head_norm, eps)
-            rotated = rotate(turning, cosines, sines)
-            layer_kv[0, slots, :, positions] = rotated[:, config.num_heads :]
-            layer_kv[1, slots, :, positions] = heads[:, first_value_head:]
-            x = x + layer.output(plan.attend(rotated[:, : config.num_heads], layer_kv), phase)
-            normed = F.rms_norm(x, norm_shape, layer.post_attention_norm, eps)
-            gate, up = layer.gate_up(normed, phase).chunk(2, dim=1)
-            x = x + layer.down(F.silu(gate) * up, phase)
+                turning = norm_heads(heads[:, :num_turning], layer.head_norm, config.rms_norm_eps)
+                heads = torch.cat((turning, heads[:, num_turning:]), dim=1)
+            heads = turn(heads, turns)
+            stored = heads[:, num_heads:].to(self.dtype).reshape(len(places), config.head_dim)
+            layer_kv.view(-1, config.head_dim).index_copy_(0, places, stored)
+            attended = plan.attend(heads[:, :num_heads].to(self.dtype), layer_kv)
+            x = x + layer.output(attended, phase)
+            gate, up = layer.gate_up(layer.post_attention_norm(x), phase).chunk(2, dim=1)
+            x = x + layer.down(F.silu(gate).mul_(up), phase)
             if tap is not None:
                 tap.offer(index + 1, x)
-        return F.rms_norm(x, norm_shape, self._weights.final_norm, eps)
+        return self._weights.final_norm(x)
 
     def _plan(self, segments: Sequence[Segment], kv: KVCache, phase: Phase) -> AttentionPlan:
         window = self.config.sliding_window

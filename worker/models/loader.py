@@ -5,6 +5,7 @@ Llama family; every mismatch is a `ModelError` that names the tensor.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +16,55 @@ from torch import Tensor
 from worker.models.config import DecoderConfig, ModelError, read_config
 from worker.models.decoder import Decoder, DecoderLayer, DecoderWeights
 from worker.models.linear import Linear, linear_bytes, make_linear
-from worker.models.packed import Int8Head, Int8Linear, packed_bytes
+from worker.models.norm import RmsNorm
+from worker.models.packed import Packing, RefinedHead, pack_linear, packed_bytes
+from worker.models.rope import pair_up
 
 VERBATIM_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names of transformers' tokenizer that adds nothing to `tokenizer.json`, before and since 5."""
 
 
-def load_decoder(path: Path, *, dtype: torch.dtype, device: torch.device, packed: bool = False) -> Decoder:
+def load_decoder(
+    path: Path, *, dtype: torch.dtype, device: torch.device, packing: Packing | None = None
+) -> Decoder:
     """Load a model directory.
 
     Args:
         path: directory with `config.json` and `model.safetensors` or `model.safetensors.index.json`.
         dtype: float64, float32 or bfloat16; weights are converted to it.
         device: where weights, caches and forwards live.
-        packed: pack projections to int8 (CPU, dtype bfloat16); the sum of the layers' outputs is kept in float32.
+        packing: how projections are packed (CPU, dtype bfloat16); the sum of the layers' outputs is kept in float32.
 
     Raises:
         ModelError: the directory, a config field or a tensor is missing, unsupported or of the wrong size.
     """
     config = read_config(path)
     with torch.no_grad():
-        return Decoder(config, _Checkpoint(path, config, dtype, device, packed).weights(), dtype)
+        return Decoder(config, _Checkpoint(path, config, dtype, device, packing).weights(), dtype)
 
 
 def decoder_bytes(
-    config: DecoderConfig, dtype: torch.dtype, device: torch.device, *, packed: bool = False
+    config: DecoderConfig, dtype: torch.dtype, device: torch.device, *, packing: Packing | None = None
 ) -> int:
     """Return what the weights of `load_decoder` will take in memory."""
-    wide = torch.float32.itemsize if packed else dtype.itemsize
+    wide = torch.float32.itemsize if packing else dtype.itemsize
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def linear(out_features: int, in_features: int, bias: bool) -> int:
-        if packed:
-            return packed_bytes(out_features, in_features, bias=bias)
+        if packing:
+            return packed_bytes(out_features, in_features, bias=bias, packing=packing)
         return linear_bytes(out_features, in_features, bias=bias, dtype=dtype, device=device)
 
     layer = linear(queries + 2 * keys, hidden, config.qkv_bias) + linear(hidden, queries, config.output_bias)
     layer += linear(2 * inner, hidden, config.mlp_bias) + linear(hidden, inner, config.mlp_bias)
     norms = 2 * hidden * wide + (queries + keys if config.qk_norm else 0) * dtype.itemsize
     embedding = config.vocab_size * hidden * wide
-    is_shared = config.tie_word_embeddings and not packed
-    head = linear(config.vocab_size, hidden, False) - (embedding if is_shared else 0)
+    head = linear(config.vocab_size, hidden, False)
+    if packing and not config.tie_word_embeddings:
+        head += config.vocab_size * hidden * dtype.itemsize
+    if not packing and config.tie_word_embeddings:
+        head -= embedding
     return embedding + head + config.num_layers * (layer + norms) + hidden * wide
 
 
@@ -111,13 +119,18 @@ class _Checkpoint:
     """The tensors of one directory, read one by one, checked, placed."""
 
     def __init__(
-        self, path: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device, packed: bool
+        self,
+        path: Path,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        packing: Packing | None,
     ) -> None:
         self._path = path
         self._config = config
         self._dtype = dtype
-        self._wide = torch.float32 if packed else dtype
-        self._packed = packed
+        self._wide = torch.float32 if packing else dtype
+        self._packing = packing
         self._device = device
         self._files = tensor_files(path)  # tensor name -> file
         self._open: dict[Path, Any] = {}
@@ -128,21 +141,16 @@ class _Checkpoint:
         if config.tie_word_embeddings:
             self._files.pop("lm_head.weight", None)  # some writers store the embedding twice
         embedding = self._placed("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        if config.tie_word_embeddings:
-            head = (
-                Int8Head(embedding)
-                if self._packed
-                else make_linear(embedding, None, self._dtype, self._device)
-            )
-        elif self._packed:
-            head = Int8Head(self._read("lm_head.weight", config.vocab_size, config.hidden_size))
-        else:
-            head = self._fused(["lm_head"], [config.vocab_size], config.hidden_size, bias=False)
+        head_weight = (
+            embedding
+            if config.tie_word_embeddings
+            else self._read("lm_head.weight", config.vocab_size, config.hidden_size)
+        )
         weights = DecoderWeights(
             embedding=embedding,
             layers=[self._layer(f"model.layers.{index}.") for index in range(config.num_layers)],
-            final_norm=self._placed("model.norm.weight", config.hidden_size),
-            head=head,
+            final_norm=self._norm("model.norm.weight"),
+            head=self._head(head_weight),
         )
         unused = sorted(name for name in self._files if not name.endswith("rotary_emb.inv_freq"))
         if unused:
@@ -160,34 +168,69 @@ class _Checkpoint:
         qkv_names = [f"{attention}{name}_proj" for name in "qkv"]
         gate_up_names = [f"{mlp}gate_proj", f"{mlp}up_proj"]
         return DecoderLayer(
-            input_norm=self._placed(f"{prefix}input_layernorm.weight", hidden),
+            input_norm=self._norm(f"{prefix}input_layernorm.weight"),
             head_norm=self._head_norm(attention) if config.qk_norm else None,
-            qkv=self._fused(qkv_names, [queries, keys, keys], hidden, bias=config.qkv_bias),
+            qkv=self._fused(
+                qkv_names,
+                [queries, keys, keys],
+                hidden,
+                bias=config.qkv_bias,
+                paired_heads=[config.num_heads, config.num_kv_heads],
+            ),
             output=self._fused([f"{attention}o_proj"], [hidden], queries, bias=config.output_bias),
-            post_attention_norm=self._placed(f"{prefix}post_attention_layernorm.weight", hidden),
+            post_attention_norm=self._norm(f"{prefix}post_attention_layernorm.weight"),
             gate_up=self._fused(gate_up_names, [inner, inner], hidden, bias=config.mlp_bias),
             down=self._fused([f"{mlp}down_proj"], [hidden], inner, bias=config.mlp_bias),
         )
 
+    def _head(self, weight: Tensor) -> Linear:
+        """Make the output head of `[vocab_size, hidden_size]`; a tied embedding is shared, not copied."""
+        if not self._packing:
+            return make_linear(weight, None, self._dtype, self._device)
+        exact = weight if self._config.tie_word_embeddings else weight.to(self._device, self._dtype)
+        return RefinedHead(pack_linear(weight, None, self._packing), exact)
+
     def _head_norm(self, attention: str) -> Tensor:  # [num_heads + num_kv_heads, head_dim]
         """Lay the norms of query and key heads out like the heads, so that one multiplication does both."""
         config = self._config
-        query_norm = self._placed(f"{attention}q_norm.weight", config.head_dim).to(self._dtype)
-        key_norm = self._placed(f"{attention}k_norm.weight", config.head_dim).to(self._dtype)
-        return torch.cat(
-            (query_norm.expand(config.num_heads, -1), key_norm.expand(config.num_kv_heads, -1))
-        ).contiguous()
+        norms = [
+            pair_up(self._placed(f"{attention}{name}_norm.weight", config.head_dim), 1).to(self._dtype)
+            for name in "qk"
+        ]
+        heads = (config.num_heads, config.num_kv_heads)
+        return torch.cat([norm.expand(n, -1) for norm, n in zip(norms, heads, strict=True)]).contiguous()
 
-    def _fused(self, names: list[str], widths: list[int], in_features: int, *, bias: bool) -> Linear:
-        """Stack projections that read the same input into one."""
-        pairs = list(zip(names, widths, strict=True))
-        weight = torch.cat([self._read(f"{name}.weight", width, in_features) for name, width in pairs])
-        stacked_bias = (
-            torch.cat([self._read(f"{name}.bias", width) for name, width in pairs]) if bias else None
+    def _fused(
+        self,
+        names: list[str],
+        widths: list[int],
+        in_features: int,
+        *,
+        bias: bool,
+        paired_heads: Sequence[int] = (),
+    ) -> Linear:
+        """Stack projections that read the same input into one.
+
+        The first of them give so many heads each as `paired_heads` says, which get the layout of pairs.
+        """
+        weights = [
+            self._read(f"{name}.weight", width, in_features)
+            for name, width in zip(names, widths, strict=True)
+        ]
+        biases = (
+            [self._read(f"{name}.bias", width) for name, width in zip(names, widths, strict=True)]
+            if bias
+            else []
         )
-        if self._packed:
-            return Int8Linear(weight, stacked_bias)
+        for parts in (weights, biases):
+            parts[: len(paired_heads)] = map(pair_up, parts, paired_heads)
+        weight, stacked_bias = torch.cat(weights), torch.cat(biases) if bias else None
+        if self._packing:
+            return pack_linear(weight, stacked_bias, self._packing)
         return make_linear(weight, stacked_bias, self._dtype, self._device)
+
+    def _norm(self, name: str) -> RmsNorm:
+        return RmsNorm(self._placed(name, self._config.hidden_size), self._config.rms_norm_eps)
 
     def _placed(self, name: str, *shape: int) -> Tensor:
         return self._read(name, *shape).to(self._device, self._wide)

@@ -1,6 +1,8 @@
 """Rotary position embeddings: tables of cosines and sines by absolute position.
 
-Knows frequencies and their scaling (`default`, `linear`, `llama3`); knows nothing about heads or caches.
+Two layouts of a head: *halves* (dimension i pairs with i + head_dim // 2, as checkpoints have it) and *pairs*
+(neighbours pair, so that a turn is one complex product). Knows frequencies and their scaling (`default`, `linear`,
+`llama3`); knows nothing about caches.
 """
 
 import math
@@ -30,7 +32,7 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
 
 
 class RotaryTable:
-    """Cosines and signed sines for positions `0 … num_positions - 1`, grown on demand."""
+    """For the layout of halves: cosines and signed sines for positions `0 … num_positions - 1`, grown on demand."""
 
     def __init__(self, config: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(config, head_dim)  # [head_dim // 2]
@@ -65,3 +67,47 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     rows, heads, head_dim = x.shape
     halves = x.view(rows, heads, 2, head_dim // 2)
     return torch.addcmul(halves * cosines, halves.flip(2), sines).view(rows, heads, head_dim)
+
+
+# ---- the layout of pairs ----
+
+
+class TurnTable:
+    """For the layout of pairs: `cos + i·sin` for positions `0 … num_positions - 1`, grown on demand."""
+
+    def __init__(self, config: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Make an empty table; a float64 model turns in double precision, all others in single."""
+        self._frequencies = inverse_frequencies(config, head_dim)  # [head_dim // 2]
+        self._dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
+        self._device = device
+        self._turns = torch.empty(0, head_dim // 2, dtype=self._dtype, device=device)
+
+    def reserve(self, num_positions: int) -> None:
+        """Compute the table up to a length, if it is not there yet."""
+        if num_positions > self._turns.shape[0]:
+            positions = torch.arange(num_positions, dtype=torch.float64)
+            angles = positions[:, None] * self._frequencies  # [num_positions, head_dim // 2]
+            self._turns = torch.polar(torch.ones_like(angles), angles).to(self._device, self._dtype)
+
+    def at(self, positions: Tensor, num_turning: int, num_heads: int) -> Tensor:
+        """Return the turns of all heads at `positions` `[rows]` → `[rows, num_heads, head_dim // 2]`.
+
+        The heads from `num_turning` on (values) stay as they are: their turn is 1.
+        """
+        rows, pairs = len(positions), self._turns.shape[1]
+        turns = torch.ones(rows, num_heads, pairs, dtype=self._dtype, device=self._device)
+        turns[:, :num_turning] = self._turns.index_select(0, positions).unsqueeze(1)
+        return turns
+
+
+def turn(heads: Tensor, turns: Tensor) -> Tensor:
+    """Turn `heads` `[rows, num_heads, head_dim]` in pairs → the same shape, in the real dtype of `turns`."""
+    pairs = heads.to(turns.dtype.to_real()).contiguous().view(*turns.shape, 2)
+    return torch.view_as_real(torch.view_as_complex(pairs) * turns).view(heads.shape)
+
+
+def pair_up(weight: Tensor, num_heads: int) -> Tensor:
+    """Reorder rows `[num_heads * head_dim, …]` of a projection from halves to pairs (0, half, 1, half + 1, …)."""
+    head_dim = weight.shape[0] // num_heads
+    halves = weight.view(num_heads, 2, head_dim // 2, *weight.shape[1:])
+    return halves.transpose(1, 2).reshape(weight.shape)
