@@ -1,8 +1,11 @@
 """A whole engine over tiny float64 models, driven step by step in the test's own thread."""
 
+import functools
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -85,9 +88,38 @@ class Rig:
 MakeRig = Callable[..., Rig]
 
 
+@pytest.fixture(scope="session")
+def eagle_writer() -> ModuleType:
+    """The module `eagle_writer.py`: `write_head(target, directory, layout, …)`, `write_calm_target(…)`."""
+    spec = importlib.util.spec_from_file_location("eagle_writer", Path(__file__).parent / "eagle_writer.py")
+    if spec is None or spec.loader is None:
+        raise ImportError("tests/worker/eagle_writer.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def eagle_dirs(
+    tiny_model_dir: Callable[..., Path], eagle_writer: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Path, Path]]:
+    """`eagle_dirs(layout, **head)` → (a calm target, a head for it); equal parameters give the same directories."""
+    target = eagle_writer.write_calm_target(tiny_model_dir(), tmp_path_factory.mktemp("calm-target"))
+
+    @functools.cache
+    def make(layout: str = "EAGLE-1", **head: Any) -> tuple[Path, Path]:
+        return target, eagle_writer.write_head(target, tmp_path_factory.mktemp("head"), layout, **head)
+
+    return make
+
+
 @pytest.fixture
-def make_rig(tiny_model_dir: Callable[..., Path]) -> MakeRig:
-    """`make_rig(drafter="model", draft={...}, target={...}, spec={...}, engine={...})`; draft=None: the target."""
+def make_rig(tiny_model_dir: Callable[..., Path], eagle_dirs: Callable[..., tuple[Path, Path]]) -> MakeRig:
+    """`make_rig(drafter="model", draft={...}, target={...}, spec={...}, engine={...})`; draft=None: the target.
+
+    With `drafter="eagle"` the target is a calm one and `draft` has the parameters of `eagle_dirs`; `calm=True` takes
+    that target with another drafter.
+    """
 
     def make(
         *,
@@ -96,11 +128,16 @@ def make_rig(tiny_model_dir: Callable[..., Path]) -> MakeRig:
         draft: dict[str, Any] | None = None,
         spec: dict[str, Any] | None = None,
         engine: dict[str, Any] | None = None,
+        calm: bool = False,
     ) -> Rig:
-        path = tiny_model_dir(**(target or {}))
+        is_eagle = drafter == "eagle"
+        calm_path, head_path = eagle_dirs(**(draft or {} if is_eagle else {}))
+        path = calm_path if calm or is_eagle else tiny_model_dir(**(target or {}))
         spec_values: dict[str, Any] = {"drafter": drafter, "num_steps": 0, **(spec or {})}
         if drafter == "model":
             spec_values["draft_model_path"] = str(path if draft is None else tiny_model_dir(**draft))
+        if is_eagle:
+            spec_values["draft_model_path"] = str(head_path)
         config = WorkerConfig(
             model={"path": str(path), "dtype": "float64", "device": "cpu", "threads": 1},
             spec=spec_values,

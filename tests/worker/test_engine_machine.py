@@ -36,10 +36,12 @@ requests = st.tuples(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("drafter", "draft"), [("model", {"noise": 0.1}), ("ngram", None)])
+@pytest.mark.parametrize(("drafter", "draft"), [("model", {"noise": 0.1}), ("eagle", None), ("ngram", None)])
 def test_any_history_gives_plain_decodings_tokens(make_rig, drafter, draft):
     rig = make_rig(drafter=drafter, draft=draft, engine=ENGINE)
-    plain_rig = make_rig(drafter="none", spec={"candidate_steps": [0]}, engine=ENGINE)
+    plain_rig = make_rig(
+        drafter="none", spec={"candidate_steps": [0]}, engine=ENGINE, calm=drafter == "eagle"
+    )
 
     def kwargs(choice):
         prompt, max_tokens, temperature, seed, eos, min_tokens, _ = choice
@@ -117,7 +119,7 @@ def test_any_history_gives_plain_decodings_tokens(make_rig, drafter, draft):
             self.outputs_are_prefixes_of_plain_decoding()
             assert all(c.request.phase is Phase.FINISHED for _, c in self.live)
             rig.assert_idle_and_clean()
-            if drafter == "model":
+            if drafter != "ngram":
                 assert not rig.engine.drafter._kv_lengths
             else:
                 assert not rig.engine.drafter._indexes

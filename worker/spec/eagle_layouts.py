@@ -175,7 +175,7 @@ def _feature_layers(raw: Mapping[str, Any], path: Path, layout: Layout, num_laye
     named = raw.get("eagle_aux_hidden_state_layer_ids", own.get("eagle_aux_hidden_state_layer_ids"))
     if named is None:
         named = [POST_NORM] if layout.style == "eagle" else [2, num_layers // 2, num_layers - 3]
-    allowed = {*range(1, num_layers + 1), POST_NORM}
+    allowed = set(range(1, num_layers + 1)) | ({POST_NORM} if layout.style == "eagle" else set())
     if not isinstance(named, list) or not named or any(layer not in allowed for layer in named):
         raise ModelError(
             f"{path}: eagle_aux_hidden_state_layer_ids {named} does not fit the target's {num_layers} layers"

@@ -17,6 +17,9 @@ from worker.models.config import DecoderConfig, read_config
 from worker.models.loader import output_weight, tensor_files
 from worker.train.data import Text
 
+READ_FEATURES = 3
+"""Of the stored features a head reads the last ones: middle, late, and the target's output."""
+
 
 @dataclass(frozen=True)
 class Frozen:
@@ -91,7 +94,7 @@ def make_batch(texts: Sequence[Text], frozen: Frozen, prompt_weight: float) -> B
         outputs = F.rms_norm(
             stored[:, -1], frozen.final_norm.shape, frozen.final_norm, frozen.config.rms_norm_eps
         )
-        features.append(torch.cat((stored[:-1, :-1].flatten(1), outputs[:-1]), dim=1))
+        features.append(torch.cat((stored[:-1, -READ_FEATURES:-1].flatten(1), outputs[:-1]), dim=1))
         goals.append(outputs[1:])
     weights = []
     for text in texts:

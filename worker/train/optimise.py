@@ -35,7 +35,7 @@ class Recipe:
     """Share of the rate that is left at the end."""
     num_steps: int = 2
     """Steps that are trained: the first on the target's features, the others on the head's own hidden states."""
-    first_share: float = 0.4
+    first_share: float = 0.6
     """Share of the time in which only the first step is trained."""
     prompt_weight: float = 0.5
     """Of rows that predict a prompt's tokens: the target did not write them, but says what it would."""
@@ -95,35 +95,45 @@ def optimise(
     progress: Progress,
     *,
     seconds: float,
-    after_epoch: Callable[[float], None],
+    report: Callable[[float], None],
+    report_seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Train until `progress.seconds` reaches `seconds`; `after_epoch` is called with the epoch's mean loss."""
-    last = clock()
+    """Train until `progress.seconds` reaches `seconds`; `report` gets the mean loss now and then, and at the end."""
+    last, told = clock(), progress.seconds
     base_rates = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
+    losses: list[float] = []
     while progress.seconds < seconds:
-        losses = []
         for group in epoch(texts, recipe.tokens_per_batch, random.Random(progress.epochs)):
-            share = min(1.0, progress.seconds / seconds)
-            factor = recipe.final_rate + (1 - recipe.final_rate) * 0.5 * (1 + math.cos(math.pi * share))
-            factor *= min(1.0, (progress.batches + 1) / recipe.warm_up_batches)
-            for optimiser, rates in zip(optimisers, base_rates, strict=True):
-                for parameters, rate in zip(optimiser.param_groups, rates, strict=True):
-                    parameters["lr"] = rate * factor
+            share = progress.seconds / seconds
+            factor = _rate_factor(recipe, share, progress.batches)
+            _set_rates(optimisers, [[rate * factor for rate in rates] for rates in base_rates])
             num_steps = 1 if share < recipe.first_share else recipe.num_steps
             losses.append(_step(head, objective, optimisers, group, frozen, recipe, num_steps))
             progress.batches += 1
             progress.rows += sum(len(text.token_ids) - 2 for text in group)
             now = clock()
             progress.seconds, last = progress.seconds + now - last, now
+            if progress.seconds - told >= report_seconds or progress.seconds >= seconds:
+                _set_rates(optimisers, base_rates)  # what is saved has the rates of the beginning
+                report(sum(losses) / len(losses))
+                losses, told, last = [], progress.seconds, clock()
             if progress.seconds >= seconds:
                 break
-        progress.epochs += 1
-        for optimiser, rates in zip(optimisers, base_rates, strict=True):
-            for parameters, rate in zip(optimiser.param_groups, rates, strict=True):
-                parameters["lr"] = rate
-        after_epoch(sum(losses) / max(1, len(losses)))
-        last = clock()
+        else:
+            progress.epochs += 1
+
+
+def _rate_factor(recipe: Recipe, share: float, batches: int) -> float:
+    """Return the rate's factor after a share of the time: warm-up by batches, then a cosine by the clock."""
+    falling = recipe.final_rate + (1 - recipe.final_rate) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+    return falling * min(1.0, (batches + 1) / recipe.warm_up_batches)
+
+
+def _set_rates(optimisers: Sequence[torch.optim.Optimizer], rates: Sequence[Sequence[float]]) -> None:
+    for optimiser, own in zip(optimisers, rates, strict=True):
+        for parameters, rate in zip(optimiser.param_groups, own, strict=True):
+            parameters["lr"] = rate
 
 
 def _step(

@@ -23,7 +23,7 @@ from worker.train.data import DataError, Text, read_shard, shard_paths, write_sh
 from worker.train.evaluate import Figures, evaluate
 from worker.train.export import export_head
 from worker.train.generate import Generator, Task
-from worker.train.material import Frozen, draft_vocabulary, read_frozen
+from worker.train.material import READ_FEATURES, Frozen, draft_vocabulary, read_frozen
 from worker.train.network import TrainedHead
 from worker.train.objective import Objective
 from worker.train.optimise import Progress, Recipe, initial_head, make_optimisers, optimise
@@ -32,7 +32,7 @@ from worker.train.produce import produce, read_files
 MAX_TEXT_TOKENS = 448
 LONGEST_PROMPT = 220
 EVALUATION_TOKENS = 96
-SECONDS_BETWEEN_FIGURES = 400.0
+SECONDS_BETWEEN_REPORTS = 300.0
 BATCH_SIZE = 64
 Say = Callable[[str], None]
 
@@ -55,11 +55,11 @@ class Job:
 
 
 def feature_layers(config: DecoderConfig) -> tuple[int, ...]:
-    """Return the layers whose hidden states are stored: early, middle, late, last."""
+    """Return the layers whose hidden states are stored: middle, late, last."""
     layers = config.num_layers
     if layers < 6:
         raise ModelError(f"num_hidden_layers {layers}: features are taken from at least 6 layers")
-    return 2, layers // 2, layers - 3, layers
+    return layers // 2, layers - 3, layers
 
 
 def train_draft(job: Job, say: Say) -> dict[str, Figures]:
@@ -146,7 +146,7 @@ def _train(
     job: Job, texts: Sequence[Text], held_out: dict[str, list[Text]], frozen: Frozen, say: Say
 ) -> dict[str, Figures]:
     layers = feature_layers(frozen.config)
-    head, progress = initial_head(frozen, len(layers)), Progress()
+    head, progress = initial_head(frozen, READ_FEATURES), Progress()
     optimisers = make_optimisers(head, job.recipe)
     state_path = job.directory / "state.pt"
     if state_path.exists():
@@ -161,15 +161,10 @@ def _train(
         vocabulary = draft_vocabulary(texts, frozen.config.vocab_size, job.draft_vocab_size)
     objective = Objective(frozen, vocabulary, num_negatives=job.recipe.num_negatives, seed=job.seed)
 
-    told = progress.seconds
-
-    def after_epoch(loss: float) -> None:
-        nonlocal told
+    def report(loss: float) -> None:
         say(f"epoch {progress.epochs}, {progress.rows} rows, {progress.seconds:.0f} s: loss {loss:.3f}")
-        if progress.seconds - told >= SECONDS_BETWEEN_FIGURES:
-            told = progress.seconds
-            for name, part in held_out.items():
-                say(f"  {name}: {evaluate(head, objective, part, frozen)}")
+        for name, part in held_out.items():
+            say(f"  {name}: {evaluate(head, objective, part, frozen)}")
         state = {
             "head": head.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in optimisers],
@@ -181,7 +176,7 @@ def _train(
 
     optimise(
         head, objective, optimisers, texts, frozen, job.recipe, progress,
-        seconds=job.train_seconds, after_epoch=after_epoch,
+        seconds=job.train_seconds, report=report, report_seconds=SECONDS_BETWEEN_REPORTS,
     )  # fmt: skip
     figures = {name: evaluate(head, objective, part, frozen) for name, part in held_out.items()}
     card = model_card(job.target.name, texts, job.evaluation, figures, progress, job.recipe, len(vocabulary))
