@@ -57,6 +57,8 @@ class EngineThread:
         self._is_stopping = False
         self._stop_at = float("inf")
         self._died: str | None = None
+        self._slow_path_rounds_before = self._slow_path_rounds()
+        """Of the self-check and the profile."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -133,8 +135,7 @@ class EngineThread:
             stats=stats,
             durations=self._recorder.durations(),
             depth=self._plans.counts(),
-            # Only drafters that organise drafts have a slow path.
-            slow_path_rounds=getattr(self.engine.drafter, "slow_path_rounds", 0),
+            slow_path_rounds=max(0, self._slow_path_rounds() - self._slow_path_rounds_before),
         )
 
     def health(self) -> Health:
@@ -163,6 +164,10 @@ class EngineThread:
             self._wake.notify_all()
         if self._thread.is_alive():
             self._thread.join()
+
+    def _slow_path_rounds(self) -> int:
+        # Only drafters that organise drafts have a slow path.
+        return int(getattr(self.engine.drafter, "slow_path_rounds", 0))
 
     def _run(self) -> None:
         try:

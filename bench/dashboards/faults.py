@@ -21,7 +21,7 @@ FIRE_SECONDS = 75.0
 TWITCHY = {
     "policy__parameters__warmup": 2, "policy__parameters__interval": 1, "policy__parameters__probe_interval": 3,
     "policy__parameters__probe_interval_max": 4, "policy__parameters__probe_rounds": 2, "policy__ema_alpha": 0.9,
-    "policy__parameters__up_hysteresis": -0.5, "guards__dwell_seconds": 0, "guards__min_rounds": 1,
+    "policy__parameters__up_hysteresis": -0.25, "guards__dwell_seconds": 0, "guards__min_rounds": 1,
     "guards__min_request_rounds": 1,
 }  # fmt: skip
 """A controller that follows every whim, as no configuration should."""
@@ -41,7 +41,7 @@ class Faults:
             (("SpecAcceptanceCollapsed",), self.wrong_drafter),
             (("SpecJournalFailing",), self.locked_journal),
             (("SpecDepthFlapping",), self.twitchy_controller),
-            (("SpecBreakerOpen",), self.creeping_cost),
+            (("SpecBreakerOpen",), self.lying_statistics),
             (("SpecControllerGone", "SpecPlanStale"), self.dead_controller),
             (("SpecWorkerGone",), self.dead_worker),
         ]
@@ -73,21 +73,18 @@ class Faults:
         self._stack.start_controller(**TWITCHY)
 
         def flaps() -> bool:
-            self._stack.plant("wrong" if int(time.monotonic()) % 4 < 2 else "")
+            self._stack.plant("wrong" if int(time.monotonic()) % 6 < 3 else "")
             return self._is_firing("SpecDepthFlapping")
 
         self.seen["SpecDepthFlapping"] = wait_for("SpecDepthFlapping fires", flaps, FIRE_SECONDS)
 
-    def creeping_cost(self) -> None:
-        """Drafting gets slower with every round, so forecasts are too good again and again."""
-        self._stack.plant("")
+    def lying_statistics(self) -> None:
+        """The worker's statistics tell half of the tokens, so it delivers less than forecast, again and again."""
+        self._stack.plant("lie")
         self._stack.kill("controller")
-        self._stack.start_controller(guards__breaker_tolerance=0.02)
-        self._stack.pin(3)
-        time.sleep(5)
-        self._stack.plant("creep")
-        self._stack.pin(None)
-        self._fires("SpecBreakerOpen")
+        self._stack.start_controller()
+        with Background(self._stack.worker, PREDICTABLE, 6):  # the breaker wants hundreds of rounds
+            self._fires("SpecBreakerOpen", within=2 * FIRE_SECONDS)
 
     def dead_controller(self) -> None:
         """kill -9."""
@@ -103,9 +100,9 @@ class Faults:
     def _is_firing(self, name: str) -> bool:
         return self._stack.prometheus.alerts().get(name) == "firing"
 
-    def _fires(self, *names: str) -> None:
+    def _fires(self, *names: str, within: float = FIRE_SECONDS) -> None:
         for name in names:
-            seconds = wait_for(f"{name} fires", lambda name=name: self._is_firing(name), FIRE_SECONDS)  # type: ignore[misc]
+            seconds = wait_for(f"{name} fires", lambda name=name: self._is_firing(name), within)  # type: ignore[misc]
             self.seen[name] = seconds
 
 

@@ -170,7 +170,7 @@ class Background:
     async def _send(self) -> None:
         self._task = asyncio.current_task()
         while True:
-            with suppress(DemoError):
+            with suppress(DemoError, httpx.HTTPError):
                 await send(self._url, self._phase)
             await asyncio.sleep(0.5)
 

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from worker.api.served import ServedModel
 from worker.metrics import SpecCollector
-from worker.protocol import PlanStatus, QueueStats, SpecInfo, SpecStats
+from worker.protocol import PlanEntry, PlanStatus, Probe, QueueStats, SpecInfo, SpecPlan, SpecStats
 from worker.spec.plan import CHANGE_REASONS, DepthCounts
 from worker.spec.stats import RoundTimes, RowOutcome, StatsRecorder
 from worker.telemetry import Telemetry
@@ -151,3 +152,38 @@ def test_a_real_engine_adds_up_after_every_step(make_rig: Callable[..., Any]) ->
         for name in ("spec_decode_reached_per_pos_total", "spec_decode_num_accepted_tokens_per_pos_total")
     )
     assert reached == accepted, "a draft of a perfect drafter was counted as wrong"
+
+
+def test_changes_probes_and_durations_come_from_the_engine(make_rig: Callable[..., Any]) -> None:
+    rig = make_rig(spec={"num_steps": 1, "candidate_steps": [0, 1, 3]})
+    get = registry_of(rig.thread).get_sample_value
+    rig.generate([1, 2, 3])
+    plan = SpecPlan(
+        controller_epoch=1, version=1, boot_id=rig.thread.info.boot_id, ttl_seconds=60.0,
+        entries=[PlanEntry(max_batch_size=64, num_steps=0)], probe=Probe(num_steps=3, rounds=2),
+    )  # fmt: skip
+    rig.thread.put_plan(plan)
+    rig.generate([1, 2, 3])
+    reasons = [get("spec_depth_changes_total", {"reason": reason}) for reason in CHANGE_REASONS]
+    assert dict(zip(CHANGE_REASONS, reasons, strict=True)) == {
+        "plan": 1, "pin": 0, "fallback": 0, "probe": 1,  # 1 -> 3 for the probe -> 0 by the plan
+    }  # fmt: skip
+    assert (get("spec_probes_total"), get("spec_probe_rounds_total")) == (1, 2)
+    for stage in ("draft", "verify", "round", "catch_up"):
+        found = [item for item in rig.thread.stats().buckets if item.num_steps == 0]
+        labels = {"stage": stage, "num_steps": "0"}
+        assert get("spec_round_seconds_count", labels) == sum(item.timed_rounds for item in found) > 0
+        seconds = sum(getattr(item, f"{stage}_seconds") for item in found)
+        assert get("spec_round_seconds_sum", labels) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("fast_path", "is_slow"), [("auto", False), ("off", True)])
+def test_rounds_off_the_fast_path_are_counted(
+    make_rig: Callable[..., Any], fast_path: str, is_slow: bool
+) -> None:
+    rig = make_rig(spec={"num_steps": 3, "candidate_steps": [0, 3], "fast_path": fast_path})
+    rig.generate([1, 2, 3])
+    get = registry_of(rig.thread).get_sample_value
+    drafted = sum(item.rounds for item in rig.thread.stats().buckets if item.num_steps == 3)
+    assert drafted > 2
+    assert get("spec_slow_path_rounds_total") == (drafted if is_slow else 0)

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from worker.api.served import ServedModel
 from worker.engine_thread import EngineThread
 from worker.metrics import ServerMetrics, SpecCollector, TokenTimes
-from worker.protocol import Pin, PlanEntry, PlanStatus, Probe, SpecPlan, SpecStats, StatsBucket
+from worker.protocol import Pin, PlanEntry, PlanStatus, SpecPlan, SpecStats, StatsBucket
 
 BODY = {"text": "abab" * 12, "sampling_params": {"max_new_tokens": 60, "temperature": 0, "ignore_eos": True}}
 
@@ -169,34 +169,6 @@ def test_the_depth_in_force_follows_pin_plan_and_fallback(
     assert found == in_force
     assert get("spec_plan_age_seconds") == 1.0
     assert get("spec_plan_remaining_seconds") == left
-
-
-def test_changes_probes_and_durations_come_from_the_engine(
-    client: TestClient, engine: EngineThread, registry: CollectorRegistry
-) -> None:
-    get = registry.get_sample_value
-    changes = {"reason": "probe"}
-    before = (
-        get("spec_depth_changes_total", changes),
-        get("spec_probe_rounds_total"),
-        get("spec_probes_total"),
-    )
-    plan = SpecPlan(
-        controller_epoch=9, version=1, boot_id=engine.info.boot_id, ttl_seconds=60.0,
-        entries=[PlanEntry(max_batch_size=64, num_steps=0)], probe=Probe(num_steps=3, rounds=5),
-    )  # fmt: skip
-    engine.put_plan(plan)
-    client.post("/generate", json=BODY)
-    engine.put_plan(plan.model_copy(update={"version": 2, "probe": None, "ttl_seconds": 0.001}))
-    after = get("spec_depth_changes_total", changes), get("spec_probe_rounds_total"), get("spec_probes_total")
-    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 5, 1]  # type: ignore[operator]
-    for stage in ("draft", "verify", "round", "catch_up"):
-        buckets = engine.stats().buckets
-        timed = sum(b.timed_rounds for b in buckets if b.num_steps == 0)
-        seconds = sum(getattr(b, f"{stage}_seconds") for b in buckets if b.num_steps == 0)
-        labels = {"stage": stage, "num_steps": "0"}
-        assert get("spec_round_seconds_count", labels) == timed > 0
-        assert get("spec_round_seconds_sum", labels) == pytest.approx(seconds)
 
 
 def test_while_loading_there_is_nothing_to_tell() -> None:
