@@ -14,7 +14,9 @@ from worker.models.config import ModelError
 from worker.models.decoder import Decoder
 from worker.models.linear import Linear, make_linear
 from worker.models.loader import output_weight
+from worker.models.norm import RmsNorm
 from worker.models.packed import Int8Linear
+from worker.models.rope import pair_up
 from worker.spec.eagle_head import HeadConfig, HeadWeights, Style
 
 NOT_OURS = ("rotary_emb.", "verifier_", "layers.0.self_attn.rotary_emb.")
@@ -57,6 +59,7 @@ class HeadFile:
         self._layout = layout
         self._target = target
         self._packed = packed
+        self._eps = 0.0
         self._wide = torch.float32 if packed else target.dtype
         self._tensors: dict[str, Tensor] = {}
         self._given_names: dict[str, str] = {}
@@ -68,6 +71,7 @@ class HeadFile:
     def weights(self, config: HeadConfig, target_path: Path) -> HeadWeights:
         """Take everything; raise ModelError for what is missing, misshapen or left over."""
         layer, is_eagle = config.layer, config.style == "eagle"
+        self._eps = layer.rms_norm_eps
         hidden, inner = layer.hidden_size, layer.intermediate_size
         queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         read = hidden if is_eagle else 2 * hidden  # what the attention's projections read
@@ -87,9 +91,11 @@ class HeadFile:
             ),
             hidden_norm=None if is_eagle else self._norm("layer.hidden_norm.weight", hidden),
             input_norm=first_norm if is_eagle else None,
-            qkv=self._linear(qkv, [queries, keys, keys], read),
+            qkv=self._linear(qkv, [queries, keys, keys], read, (layer.num_heads, layer.num_kv_heads)),
             output=self._linear([f"{attention}o_proj"], [hidden], queries),
-            post_attention_norm=self._placed("layer.post_attention_layernorm.weight", hidden),
+            post_attention_norm=RmsNorm(
+                self._placed("layer.post_attention_layernorm.weight", hidden), self._eps
+            ),
             gate_up=self._linear([f"{mlp}gate_proj", f"{mlp}up_proj"], [inner, inner], hidden),
             down=self._linear([f"{mlp}down_proj"], [hidden], inner),
             final_norm=self._norm("norm.weight", hidden, needed=not is_eagle),
@@ -142,17 +148,29 @@ class HeadFile:
         whole = torch.arange(vocab_size, device=self._target.device)
         return None if torch.equal(own, self._target.embed(whole).to(own.dtype)) else own
 
-    def _norm(self, name: str, width: int, *, needed: bool = True) -> Tensor | None:
-        return self._placed(name, width) if needed or name in self._tensors else None
+    def _norm(self, name: str, width: int, *, needed: bool = True) -> RmsNorm | None:
+        is_there = needed or name in self._tensors
+        return RmsNorm(self._placed(name, width), self._eps) if is_there else None
 
-    def _linear(self, names: Sequence[str], widths: Sequence[int], in_features: int) -> Linear:
-        """Stack projections that read the same input; a bias goes with all of them or none."""
+    def _linear(
+        self,
+        names: Sequence[str],
+        widths: Sequence[int],
+        in_features: int,
+        paired_heads: Sequence[int] = (),
+    ) -> Linear:
+        """Stack projections that read the same input; a bias goes with all of them or none.
+
+        The first of them give so many heads each as `paired_heads` says, which get the layout of pairs.
+        """
         pairs = list(zip(names, widths, strict=True))
-        weight = torch.cat([self._take(f"{name}.weight", width, in_features) for name, width in pairs])
-        bias = None
+        weights = [self._take(f"{name}.weight", width, in_features) for name, width in pairs]
+        biases = []
         if any(f"{name}.bias" in self._tensors for name in names):
-            bias = torch.cat([self._take(f"{name}.bias", width) for name, width in pairs])
-        return self._make(weight, bias)
+            biases = [self._take(f"{name}.bias", width) for name, width in pairs]
+        for parts in (weights, biases):
+            parts[: len(paired_heads)] = map(pair_up, parts, paired_heads[: len(parts)])
+        return self._make(torch.cat(weights), torch.cat(biases) if biases else None)
 
     def _make(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if self._packed:

@@ -19,7 +19,8 @@ from worker.models.attention import AttentionPlan, DecodePlan, PrefillPlan, Segm
 from worker.models.config import DecoderConfig
 from worker.models.decoder import Decoder
 from worker.models.linear import Linear, Phase
-from worker.models.rope import RotaryTable, rotate
+from worker.models.norm import RmsNorm
+from worker.models.rope import TurnTable, turn
 
 Style = Literal["eagle", "eagle3"]
 
@@ -39,21 +40,21 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """All weights; what a layout does not have is None."""
+    """All weights; what a layout does not have is None. Queries and keys are in the layout of pairs (`rope.py`)."""
 
     embedding: Tensor | None  # [vocab_size, hidden_size]; None: the target's
-    fuse_norm: Tensor | None  # [len(feature_layers) * hidden_size]
+    fuse_norm: RmsNorm | None  # over len(feature_layers) * hidden_size
     fuse: Linear | None  # target's features -> hidden_size; None: one feature, taken as it is
     join: Linear | None  # eagle: [embedding, hidden] -> hidden_size
-    embedding_norm: Tensor | None  # [hidden_size]
-    hidden_norm: Tensor | None  # [hidden_size], eagle3
-    input_norm: Tensor | None  # [hidden_size], before the attention of an eagle head
+    embedding_norm: RmsNorm | None
+    hidden_norm: RmsNorm | None  # eagle3
+    input_norm: RmsNorm | None  # before the attention of an eagle head
     qkv: Linear
     output: Linear
-    post_attention_norm: Tensor  # [hidden_size]
+    post_attention_norm: RmsNorm
     gate_up: Linear
     down: Linear
-    final_norm: Tensor | None  # [hidden_size]
+    final_norm: RmsNorm | None
     head: Linear | None  # hidden_size -> draft vocabulary; None: the target's own head
     token_ids: Tensor | None  # [draft_vocab_size] int64, target's ids; None: the whole vocabulary
 
@@ -80,7 +81,7 @@ class EagleHead:
         self._wide = wide
         self._device = target.device
         layer = config.layer
-        self._rotary = RotaryTable(layer.rope, layer.head_dim, target.dtype, target.device)
+        self._turns = TurnTable(layer.rope, layer.head_dim, target.dtype, target.device)
 
     def new_kv_cache(self, num_slots: int, max_tokens: int) -> KVCache:
         """Allocate the cache of the head's one layer."""
@@ -94,7 +95,7 @@ class EagleHead:
             dtype=self._target.dtype,
             device=self._device,
         )
-        self._rotary.reserve(kv.max_tokens)
+        self._turns.reserve(kv.max_tokens)
         return kv
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class EagleHead:
         weights = self._weights
         features = features.to(self._wide)
         if weights.fuse_norm is not None:
-            features = self._norm(features, weights.fuse_norm)
+            features = weights.fuse_norm(features)
         return features if weights.fuse is None else weights.fuse(features, "decode").to(self._wide)
 
     def forward(
@@ -115,7 +116,8 @@ class EagleHead:
         phase: Phase,
     ) -> Tensor:  # [rows, hidden_size]
         """Compute rows and store their keys and values; see `Decoder.forward` for segments and phase."""
-        weights, layer = self._weights, self.config.layer
+        weights, layer, dtype = self._weights, self.config.layer, self._target.dtype
+        num_heads, num_turning = layer.num_heads, layer.num_heads + layer.num_kv_heads
         slots = [segment.slot for segment in segments for _ in range(segment.count)]
         positions = [p for segment in segments for p in range(segment.start, segment.stop)]
         at = torch.tensor((slots, positions), device=self._device)  # [2, rows]
@@ -124,23 +126,22 @@ class EagleHead:
             plan = PrefillPlan(segments, kv)
         else:
             plan = DecodePlan(segments, kv, layer.num_heads // layer.num_kv_heads)
-        cosines, sines = self._rotary.at(at[1])
+        turns = self._turns.at(at[1], num_turning, num_turning + layer.num_kv_heads)
+        places = kv.rows_of(at[0], at[1])  # [rows * 2 * num_kv_heads]
         x, joined = self._join(token_ids, hidden, phase)
         heads = weights.qkv(joined, phase).view(len(token_ids), -1, layer.head_dim)
-        first_value_head = layer.num_heads + layer.num_kv_heads
-        rotated = rotate(heads[:, :first_value_head], cosines, sines)
-        kv.layers[0][0, at[0], :, at[1]] = rotated[:, layer.num_heads :]
-        kv.layers[0][1, at[0], :, at[1]] = heads[:, first_value_head:]
-        x = x + weights.output(plan.attend(rotated[:, : layer.num_heads], kv.layers[0]), phase)
-        normed = self._norm(x, weights.post_attention_norm)
-        gate, up = weights.gate_up(normed, phase).chunk(2, dim=1)
+        heads = turn(heads, turns)
+        stored = heads[:, num_heads:].to(dtype).reshape(len(places), layer.head_dim)
+        kv.layers[0].view(-1, layer.head_dim).index_copy_(0, places, stored)
+        x = x + weights.output(plan.attend(heads[:, :num_heads].to(dtype), kv.layers[0]), phase)
+        gate, up = weights.gate_up(weights.post_attention_norm(x), phase).chunk(2, dim=1)
         return x + weights.down(F.silu(gate) * up, phase)
 
     def logits(self, hidden: Tensor) -> Tensor:  # [rows, hidden_size] -> [rows, num_tokens]
         """Return logits over the target's vocabulary, -inf for tokens outside the draft vocabulary."""
         weights = self._weights
         if weights.final_norm is not None:
-            hidden = self._norm(hidden, weights.final_norm)
+            hidden = weights.final_norm(hidden)
         if weights.head is None:
             return self._target.logits(hidden)[:, : self._num_tokens]
         logits = weights.head(hidden, "decode")
@@ -158,15 +159,12 @@ class EagleHead:
             self._target.embed(token_ids) if weights.embedding is None else weights.embedding[token_ids]
         )
         if weights.embedding_norm is not None:
-            embedded = self._norm(embedded, weights.embedding_norm)
+            embedded = weights.embedding_norm(embedded)
         if weights.join is not None:
             x = weights.join(torch.cat((embedded, hidden), dim=1), phase).to(self._wide)
-            return x, x if weights.input_norm is None else self._norm(x, weights.input_norm)
+            return x, x if weights.input_norm is None else weights.input_norm(x)
         if weights.hidden_norm is None:
             raise RuntimeError("an eagle3 head has a hidden_norm")
-        normed = self._norm(hidden, weights.hidden_norm)
+        normed = weights.hidden_norm(hidden)
         x = normed if self.config.norm_before_residual else hidden
         return x, torch.cat((embedded, normed), dim=1)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.layer.rms_norm_eps)

@@ -12,6 +12,8 @@ from worker.train.network import TrainedHead
 
 STEP_DECAY = 0.8
 """Weight of step j + 1 against step j."""
+LEAST_LOG_PROB = -5.0
+"""Less likely tokens are no targets: the softmax would have to run over twice as many columns for them."""
 HIDDEN_WEIGHT = 0.3
 """Of the hidden state's loss against the distribution's."""
 
@@ -42,6 +44,7 @@ class Objective(nn.Module):
         embedded = self._frozen.embedding[batch.next_tokens]
         outputs = head(batch.features, embedded, num_steps)
         draft_ids = self._draft_ids[batch.top_ids]  # [texts, rows, k]; -1 outside the draft vocabulary
+        draft_ids = draft_ids.masked_fill(batch.top_log_probs < LEAST_LOG_PROB, -1)
         columns, positions = self._columns(draft_ids[batch.weights > 0])
         total, weight_sum = torch.zeros(()), 0.0
         for step, hidden in enumerate(outputs):

@@ -41,7 +41,7 @@ class Recipe:
     """Of rows that predict a prompt's tokens: the target did not write them, but says what it would."""
     feature_noise: float = 0.05
     """Uniform noise on features, as a share of each number's size."""
-    num_negatives: int = 1024
+    num_negatives: int = 512
 
 
 @dataclass
