@@ -145,6 +145,10 @@ check-alert-faults: setup model  ## Every alert made to fire on a real run by a 
 bench-policy: setup  ## Play every policy on the test scenarios on virtual time (SEEDS=10), against the best fixed depths
 	@exec $(PY) -m bench.policy --seeds $(or $(SEEDS),10)
 
+.PHONY: bench-fast-path
+bench-fast-path: setup model  ## What the topk=1 fast path saves: organising and draft_forward, fast against slow, one JSON line
+	@exec $(PY) -m bench.fast_path $(ARGS)
+
 .PHONY: clean
 clean:  ## Remove .venv and caches (the fetched model stays)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -64,15 +64,20 @@ class EagleDrafter(CachedDrafter):
         self._target = target
         self._most_extended = deepest_num_steps + 1
         self._segments: Sequence[Segment] = ()
-        self._hidden = torch.empty(0)  # [rows, hidden_size]: the head's, of the latest step
+        self._extended = torch.empty(0)  # [rows, hidden_size]: the head's, of the root's row
+        self._hidden = self._extended  # the same of the latest step
 
     def draft_extend(self, requests: Sequence[Request]) -> Tensor:  # [rows, vocab_size]
-        """Store the rows of what was committed since the last round; return the logits after the root."""
+        """Store the rows of what was committed since the last round; return the logits after the root.
+
+        `draft_forward` goes on from here, as often as it is called.
+        """
         segments = [self._missing(request) for request in requests]
         hidden = self._run(requests, segments, is_prefill=False)
         ends = torch.tensor([segment.count for segment in segments], device=self.device).cumsum(0) - 1
-        self._hidden = hidden.index_select(0, ends)
-        return self._head.logits(self._hidden)
+        self._extended = hidden.index_select(0, ends)
+        self._segments = [Segment(r.held_slot, r.committed - 1, 1) for r in requests]
+        return self._head.logits(self._extended)
 
     def _missing(self, request: Request) -> Segment:
         length = self.kv_length(request.held_slot)
@@ -106,11 +111,11 @@ class EagleDrafter(CachedDrafter):
     @torch.inference_mode()
     def _draft_rows(self, requests: Sequence[Request]) -> Tensor:  # [rows, num_steps]
         logits = self.draft_extend(requests)
-        self._segments = [Segment(r.held_slot, r.committed - 1, 1) for r in requests]
         draws = [[Draw.at(r, r.committed + step) for r in requests] for step in range(self.num_steps)]
         return self.draft_forward(logits, draws).draft_tokens
 
     def _forward_step(self, tokens: Tensor, step: int) -> Tensor:
         segments = [Segment(s.slot, s.start + step, 1) for s in self._segments]
-        self._hidden = self._head.forward(tokens, self._hidden, segments, self._kv, phase="decode")
+        before = self._hidden if step else self._extended
+        self._hidden = self._head.forward(tokens, before, segments, self._kv, phase="decode")
         return self._head.logits(self._hidden)
