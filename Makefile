@@ -71,7 +71,7 @@ format: setup  ## Let ruff format and fix what it can
 SECRETS_DIR = $${SLIPSTREAM_SECRETS_DIR:-secrets}
 
 .PHONY: up
-up:  ## Containers: draw the tokens (secrets/), build, start worker, controller and Prometheus, wait until all are well
+up:  ## Containers: draw the tokens (secrets/), build, start worker, controller, Prometheus and Grafana, wait until all are well
 	@docker/make-secrets.sh "$(SECRETS_DIR)"
 	docker compose up --build --detach --wait
 	@docker compose ps --format 'table {{.Service}}\t{{.Status}}\t{{.Ports}}'

@@ -29,7 +29,7 @@ def round_metrics(info: SpecInfo, telemetry: Telemetry) -> Iterator[Metric]:
     """Yield all of them."""
     buckets = telemetry.stats.buckets
     yield from _draft_counters(buckets)
-    yield from _position_counters(buckets, max(info.candidate_steps))
+    yield from _position_counters(buckets, max(1, *info.candidate_steps))
     yield from _round_counters(buckets, info)
     yield from _by_depth(buckets, info)
     yield _durations(info, telemetry)

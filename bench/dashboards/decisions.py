@@ -166,8 +166,8 @@ def _controller():
         chart("Pins, holds, breaker", "1 while it is so.", states, has_steps=True, high=1),
         chart(
             "Plan age",
-            "Since the worker last heard of its plan; it is renewed every third of its time to live.",
-            [Query(select("spec_plan_age_seconds"), "{{worker}}")],
+            "Since the worker last heard of its plan, renewed every third of its time to live; 0 where none is sent.",
+            [Query(or_zero(select("spec_plan_age_seconds")), "{{worker}}")],
             unit="s",
         ),
         chart(
