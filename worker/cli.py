@@ -1,4 +1,4 @@
-"""`spec-worker`: run a worker, check its configuration, fetch the default model.
+"""`spec-worker`: run a worker, check its configuration, fetch the default model, train a draft head.
 
 Only arguments, messages and exit codes; heavy imports wait until a command needs them.
 """
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from worker.config import ENV_PREFIX, LogConfig, WorkerConfig, load_config
 from worker.logs import configure_logging
+from worker.train import arguments as train_arguments
 
 if TYPE_CHECKING:
     from worker.process import Loaded
@@ -109,6 +110,15 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("--max-tokens", type=int, default=128, metavar="N", help="per text; default: 128")
     record.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy")
     record.set_defaults(command=_record)
+
+    train = commands.add_parser(
+        "train-draft",
+        help="train a draft head for a model, on this machine",
+        description=train_arguments.DESCRIPTION,
+        formatter_class=raw,
+    )
+    train_arguments.add_arguments(train)
+    train.set_defaults(command=_train_draft)
 
     fetch = commands.add_parser("fetch-model", help="fetch and convert the default model, unless it is there")
     fetch.set_defaults(command=_fetch_model)
@@ -212,6 +222,20 @@ def _record(arguments: argparse.Namespace) -> int:
         return EXIT_FAILED
     places = sum(len(stream) for stream in trace["streams"])
     sys.stdout.write(f"{arguments.out}: {len(trace['streams'])} texts, {places} places\n")
+    return EXIT_OK
+
+
+def _train_draft(arguments: argparse.Namespace) -> int:
+    from worker.train.command import run
+
+    try:
+        run(arguments)
+    except (OSError, ValueError) as error:
+        _complain(str(error))
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        _complain("interrupted; the same command goes on from the last report")
+        return EXIT_FAILED
     return EXIT_OK
 
 

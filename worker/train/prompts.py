@@ -34,7 +34,7 @@ class Prompt(NamedTuple):
     text: str
 
 
-def prompts(seed: int, start: int = 0) -> Iterator[Prompt]:
+def prompts(seed: int | str, start: int = 0) -> Iterator[Prompt]:
     """Yield prompt number `start`, `start + 1`, … of a seed, without end; kinds take turns."""
     number = start
     while True:

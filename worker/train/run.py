@@ -24,7 +24,6 @@ from worker.train.evaluate import Figures, evaluate
 from worker.train.export import export_head
 from worker.train.generate import Generator, Task
 from worker.train.material import READ_FEATURES, Frozen, draft_vocabulary, read_frozen
-from worker.train.network import TrainedHead
 from worker.train.objective import Objective
 from worker.train.optimise import Progress, Recipe, initial_head, make_optimisers, optimise
 from worker.train.produce import produce, read_files
@@ -46,7 +45,9 @@ class Job:
     evaluation: Sequence[Path]
     """JSONL files, {"text": prompt} per line: what the figures are measured on, never trained on."""
     data_seconds: float
+    """For making texts, before training; what is there already counts for nothing."""
     train_seconds: float
+    """For training, beside what earlier calls trained."""
     own_prompts: Sequence[str] = ()
     own_files: Sequence[Path] = ()
     draft_vocab_size: int = 16384
@@ -176,7 +177,7 @@ def _train(
 
     optimise(
         head, objective, optimisers, texts, frozen, job.recipe, progress,
-        seconds=job.train_seconds, report=report, report_seconds=SECONDS_BETWEEN_REPORTS,
+        seconds=progress.seconds + job.train_seconds, report=report, report_seconds=SECONDS_BETWEEN_REPORTS,
     )  # fmt: skip
     figures = {name: evaluate(head, objective, part, frozen) for name, part in held_out.items()}
     card = model_card(job.target.name, texts, job.evaluation, figures, progress, job.recipe, len(vocabulary))
@@ -184,6 +185,3 @@ def _train(
     export_head(head, vocabulary, read_by_head, job.directory / "head", card)
     say(f"head: {job.directory / 'head'}")
     return figures
-
-
-__all__ = ["Job", "TrainedHead", "train_draft"]
