@@ -109,6 +109,7 @@ class Session:
         self._say(
             f"\nModel {info.model} on {info.device} in {info.dtype}; drafter: {DRAFTERS[info.drafter]}.\n"
             f"Depths that can be chosen: {info.candidate_steps}; without a plan: {info.fallback_num_steps}.\n"
+            f"  page        {addresses.controller}/   (workers, charts, decisions, pins)\n"
             f"  worker      {addresses.worker}/v1/chat/completions   {addresses.worker}/metrics\n"
             f"  controller  {addresses.controller}/v1/workers   {addresses.controller}/v1/decisions\n"
             f"  plan        {addresses.worker_control}/v1/spec/plan\n"
