@@ -98,10 +98,12 @@ def _prepare_texts(job: Job, tokenizer: Tokenizer, config: DecoderConfig, say: S
             seed=int(time.time()),
         )
         for path in needed:
-            tasks = [
-                Task(tokenizer.encode_chat([{"role": "user", "content": prompt}]), 0.0, EVALUATION_TOKENS)
-                for prompt in read_prompts(path)
+            encoded = [
+                tokenizer.encode_chat([{"role": "user", "content": prompt}]) for prompt in read_prompts(path)
             ]
+            tasks = [Task(ids, 0.0, EVALUATION_TOKENS) for ids in encoded if len(ids) <= LONGEST_PROMPT]
+            if not tasks:
+                raise DataError(f"{path}: no prompt of at most {LONGEST_PROMPT} tokens")
             shard = _evaluation_shard(job, path)
             shard.parent.mkdir(parents=True, exist_ok=True)
             write_shard(shard, list(generator.run(iter(tasks))), described)
