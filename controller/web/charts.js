@@ -127,7 +127,7 @@ export class Charts {
       scales: { x: { time: true, range: (_, low, high) => [Math.min(low, high - LEAST_SECONDS), high] }, y: { range: (_, low, high) => limits(chart, low, high) } },
       axes: [
         { ...axis, size: 22, space: 70, values: (_, ticks, __, ___, step) => ticks.map((tick) => axisTime(tick, step < 60)) },
-        { ...axis, size: 34, space: 28, incrs: chart.places === 0 ? [1, 2, 5, 10, 20] : undefined },
+        { ...axis, size: 36, space: 28, values: (_, ticks) => ticks.map((tick) => (tick >= 1000 ? `${tick / 1000}k` : String(tick))), incrs: chart.places === 0 ? [1, 2, 5, 10, 20] : undefined },
       ],
       series: [{}, ...shown.map(({ place }) => ({
         stroke: look(place).colour, dash: look(place).dash, width: 2, points: { show: false },

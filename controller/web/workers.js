@@ -31,13 +31,13 @@ export function workersSection(page, act) {
           <span class="muted">${listed.length} of ${now.workers.length}</span>` : nothing}
       </header>
       ${now.workers.length === 0 ? nobody() : listed.length === 0 ? html`<p class="muted">No worker has “${find}” in its id or model.</p>` : html`
-        <table class="workers">
+        <div class="scroll"><table class="workers">
           <thead>
             <tr><th>Worker</th><th>Health</th><th>Depth</th><th class="figure">Requests</th><th class="figure">Tokens per round</th>
               <th>Accepted by position</th><th class="figure">Tokens/s</th><th>Mode</th><th><span class="unseen">Orders</span></th></tr>
           </thead>
           <tbody>${repeat(listed, ({ worker }) => worker.id, ({ worker, place }) => row(worker, place, page, act))}</tbody>
-        </table>`}
+        </table></div>`}
     </section>`;
 }
 
@@ -140,10 +140,10 @@ function positions(rates) {
   const said = rates.map((rate) => (rate === null ? "–" : rate.toFixed(2))).join(" ");
   const bars = rates.map((rate, i) => {
     const height = Math.max(1, 22 * (rate ?? 0));
-    return svg`<rect class="floor" x=${i * 9} y="1" width="7" height="22"></rect><rect x=${i * 9} y=${23 - height} width="7" height=${height}></rect>`;
+    return svg`<rect class="floor" x=${i * 8} y="1" width="6" height="22"></rect><rect x=${i * 8} y=${23 - height} width="6" height=${height}></rect>`;
   });
   return html`
-    <svg class="bars" viewBox=${`0 0 ${rates.length * 9} 24`} width=${rates.length * 9} height="24" role="img"
+    <svg class="bars" viewBox=${`0 0 ${rates.length * 8} 24`} width=${rates.length * 8} height="24" role="img"
       aria-label=${`accepted by position: ${said}`}><title>${said}</title>${bars}</svg>
     <small class="muted">${number(rates[0])}</small>`;
 }
