@@ -85,7 +85,7 @@ class SlotConfig(Section):
 class PolicyConfig(Section):
     """`[policy]`: which rule decides, on which slots, with which parameters."""
 
-    name: str = "threshold"
+    name: str = "goodput"
     mode: Mode = "active"
     """At start: active, advisory, frozen or released."""
     slots: Annotated[list[SlotConfig], Field(max_length=16)] = []
@@ -140,7 +140,7 @@ class GuardConfig(Section):
 
     min_num_steps: NumSteps = 0
     max_num_steps: NumSteps = 64
-    dwell_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.5
+    dwell_seconds: Annotated[float, Field(ge=0, le=3600)] = 1.0
     """Least time between two changes of a slot; an urgent way down does not wait."""
     max_changes_per_minute: Annotated[int, Field(ge=1, le=10_000)] = 60
     min_rounds: Annotated[int, Field(ge=1, le=100_000)] = 6

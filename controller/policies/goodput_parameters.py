@@ -13,11 +13,11 @@ class GoodputParameters:
     objective: Literal["throughput", "latency_slo"] = "throughput"
     slo_seconds: float | None = None
     """With `latency_slo`: bound of the inter-token time's 95th percentile."""
-    delta: float = 0.02
+    delta: float = 0.03
     """Least gain (relative) that is worth a deeper depth."""
     delta_down: float = 0.005
     """The same for a shallower one."""
-    z: float = 1.0
+    z: float = 1.2
     """Standard deviations by which a gain must be beyond doubt."""
     optimism: float = 1.3
     """Standard deviations on top of the expected gain in the choice of what to probe."""
@@ -32,7 +32,7 @@ class GoodputParameters:
     """What any depth but 0 is worth beside its goodput (in logarithms) just after the text has changed."""
     sight_seconds: float = 10.0
     """How fast that fades once the text has ceased to change."""
-    idle_slot_gain: float = 0.08
+    idle_slot_gain: float = 0.2
     """Least gain that changes a slot without traffic by itself."""
     max_num_steps: Mapping[int, int] = field(default_factory=dict)
     """Batch size -> deepest depth allowed from that batch size on."""

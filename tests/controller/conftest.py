@@ -1,6 +1,7 @@
 """A control loop on virtual time, around simulated workers."""
 
 import importlib.util
+import logging
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -122,3 +123,12 @@ def turn_of() -> Callable[..., Turn]:
         return Turn(observation=observation, now=now, age_seconds=0.0, mode="active")
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_log_as_it_was() -> Iterator[None]:
+    """A command that sets the log up sends it to this test's stderr, which the next test does not have."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level

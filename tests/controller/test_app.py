@@ -243,7 +243,7 @@ def test_workers_show_what_the_live_table_needs(client: TestClient, simulated: A
     assert 1.5 < worker["accept_length"] < 2.0 and len(worker["position_acceptance"]) == 2
     assert worker["tokens_per_second"] > 0 and worker["observation_age_seconds"] < 5
     assert worker["depth"]["slots"][1] == {
-        "max_batch_size": 4, "num_steps": 2, "candidate_steps": [0, 1, 2, 3],
+        "max_batch_size": 2, "num_steps": 2, "candidate_steps": [0, 1, 2, 3, 5, 7],
     }  # fmt: skip
     assert worker["last_decision"]["reason"]
 
@@ -271,7 +271,7 @@ def test_metrics_health_and_links(client: TestClient) -> None:
         'spec_controller_worker_up{worker="a"} 1.0',
         'spec_controller_desired_num_steps{batch_size_le="4",worker="a"} 2.0',
         'spec_controller_mode{mode="active",worker="a"} 1.0',
-        'spec_controller_decisions_total{kind="worker",outcome="noted",policy="threshold",reason="met",worker="a"} 1.0',
+        'spec_controller_decisions_total{kind="worker",outcome="noted",policy="goodput",reason="met",worker="a"} 1.0',
         "spec_controller_tick_seconds_bucket",
         "spec_controller_observation_age_seconds",
     ):

@@ -45,12 +45,12 @@ def test_the_files_we_ship_say_what_the_defaults_are(name: str) -> None:
 def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPEC_CONTROLLER_LOOP__POLL_INTERVAL_SECONDS", "0.5")
     monkeypatch.setenv("SPEC_CONTROLLER_WORKERS", '[{"id": "x", "url": "http://[::1]:9/"}]')
-    monkeypatch.setenv("SPEC_CONTROLLER_POLICY__PARAMETERS__WARMUP", "30")
+    monkeypatch.setenv("SPEC_CONTROLLER_POLICY__PARAMETERS__DELTA", "0.05")
     monkeypatch.setenv("SPEC_CONTROLLER_POLICY__SLOTS", '[{"max_batch_size": 2, "candidate_steps": [0, 4]}]')
     config = load_config(CONFIGS / "controller.toml")
     assert config.loop.poll_interval_seconds == 0.5
     assert [(w.id, w.url) for w in config.workers] == [("x", "http://[::1]:9")]
-    assert config.policy.policy_parameters().warmup == 30
+    assert config.policy.policy_parameters().delta == 0.05
     assert [s.candidate_steps for s in config.policy.slots] == [[0, 4]]
 
 
@@ -100,7 +100,7 @@ def test_a_variable_that_names_no_field_is_refused(monkeypatch: pytest.MonkeyPat
 def test_config_check_prints_what_was_resolved(capsys: Any) -> None:
     assert main(["config", "check", "--config", str(CONFIGS / "controller.toml")]) == 0
     resolved = json.loads(capsys.readouterr().out)
-    assert resolved["workers"][0]["id"] == "local" and resolved["policy"]["parameters"]["urgent"] == 0.1
+    assert resolved["workers"][0]["id"] == "local" and resolved["policy"]["parameters"]["delta"] == 0.03
 
 
 @pytest.mark.parametrize("content", ["", "two words", "ümlaut"])
@@ -142,8 +142,8 @@ def test_run_and_stop(tmp_path: Path, stop: signal.Signals, capsys: Any) -> None
     token = "a-token-for-this-test"
     with running(tmp_path, f'token = "{token}"\n[log]\nformat = "json"') as (process, url, log):
         assert httpx.get(url + "/readyz", trust_env=False).status_code == 200
-        assert main(["explain", "--worker", "a", "--url", url]) == 1
-        assert "401" in capsys.readouterr().err
+        assert main(["explain", "--worker", "a", "--url", url]) == 4
+        assert "a bearer token is needed" in capsys.readouterr().err
         (tmp_path / "token").write_text(token)
         question = ["explain", "--worker", "a", "--url", url, "--token-file", str(tmp_path / "token")]
         assert main(question) == 0 and "worker: unreachable" in capsys.readouterr().out

@@ -113,7 +113,7 @@ def test_status_and_workers(served: Served, run: Run, simulation: ModuleType) ->
     body = json.loads(out)
     assert body["ready"]["ready"] and body["mode"] == "active" and body["workers"][0]["id"] == "a"
     status, out, _ = run("workers", url=served.url)
-    assert status == 0 and "simulated, ngram, none" in out and "1:2 4:2 8:2" in out
+    assert status == 0 and "simulated, ngram, none" in out and "1:2 2:2 4:2 8:2" in out
     assert json.loads(run("workers", "--json", url=served.url)[1])["workers"][0]["depth"]["tiers"] == [
         0,
         1,

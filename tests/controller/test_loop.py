@@ -39,7 +39,7 @@ def test_full_acceptance_climbs_to_the_top(worker: Any, make_rig: MakeRig) -> No
     worker.acceptance = [1.0] * 64
     worker.fallback = 1
     worker.restart("boot-1")
-    rig = make_rig({"a": worker})
+    rig = make_rig({"a": worker}, guards={"dwell_seconds": 0.5})
     go(rig, 10)
     assert worker.depths[-1] == 7
     assert rig.reasons("depth").count("climb") == 4 + 1, "four tiers up, one held back by the window"
