@@ -120,6 +120,12 @@ class Stack:
         return result.stdout or ""
 
 
+def expect(is_so: bool, otherwise: str) -> None:
+    """Raise CheckFailed unless something is so."""
+    if not is_so:
+        raise CheckFailed(otherwise)
+
+
 def engine_problem() -> str | None:
     """Return why nothing can be checked here, None where an engine and compose answer."""
     for command in (
