@@ -35,6 +35,7 @@ class Tokenizer:
         self._backend = backend
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._token_count = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
@@ -56,8 +57,8 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids run from 0 to this, exclusive; added tokens included."""
-        return int(self._backend.get_vocab_size(with_added_tokens=True))
+        """Ids run from 0 to this, exclusive; added tokens and holes included."""
+        return self._token_count
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a plain prompt, with the special tokens that the model puts in front."""

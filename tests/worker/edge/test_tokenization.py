@@ -92,3 +92,9 @@ def test_a_template_that_refuses_is_a_clear_error(tokenizer: Tokenizer) -> None:
 def test_a_tokenizer_without_backend_is_refused() -> None:
     with pytest.raises(TokenizationError, match="fast tokenizer"):
         Tokenizer(object(), frozenset())
+
+
+def test_ids_above_a_hole_are_in_the_vocabulary() -> None:
+    backend = Backend(models.WordLevel({"a": 0, "b": 1, "!": 9}, unk_token="!"))
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), frozenset())
+    assert tokenizer.vocab_size == 10
