@@ -19,6 +19,7 @@ FACTOR = 1 / 40
 """Ten minutes become 15 s."""
 FIRE_SECONDS = 75.0
 TWITCHY = {
+    "policy__name": "threshold",
     "policy__parameters__warmup": 2, "policy__parameters__interval": 1, "policy__parameters__probe_interval": 3,
     "policy__parameters__probe_interval_max": 4, "policy__parameters__probe_rounds": 2, "policy__ema_alpha": 0.9,
     "policy__parameters__up_hysteresis": -0.25, "guards__dwell_seconds": 0, "guards__min_rounds": 1,
@@ -70,7 +71,7 @@ class Faults:
         """A controller whose settings follow every whim; the drafter is good and bad by turns."""
         self._stack.pin(None)
         self._stack.kill("controller")
-        self._stack.start_controller(**TWITCHY)
+        self._stack.start_controller(has_file=False, **TWITCHY)
 
         def flaps() -> bool:
             self._stack.plant("wrong" if int(time.monotonic()) % 6 < 3 else "")

@@ -95,10 +95,10 @@ class Stack:
         command = [*program, "run", "--config", str(ROOT / "configs/worker.toml")]
         return self._start("worker", command, self.worker, {"PYTHONPATH": str(ROOT)})
 
-    def start_controller(self, **settings: Any) -> Child:
-        """Start the controller, with other settings where given: `SECTION__FIELD=value`."""
-        program = str(Path(sys.executable).with_name("spec-controller"))
-        command = [program, "run", "--config", str(ROOT / "configs/controller.toml")]
+    def start_controller(self, *, has_file: bool = True, **settings: Any) -> Child:
+        """Start the controller with the deployed file or its defaults, and with `SECTION__FIELD=value` where given."""
+        command = [str(Path(sys.executable).with_name("spec-controller")), "run"]
+        command += ["--config", str(ROOT / "configs/controller.toml")] if has_file else []
         extra = {f"SPEC_CONTROLLER_{name.upper()}": str(value) for name, value in settings.items()}
         return self._start("controller", command, self.controller, extra)
 
