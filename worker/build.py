@@ -73,7 +73,7 @@ def _check_memory(config: WorkerConfig, directory: Path, device: torch.device) -
     slots = engine.max_running_requests
     target = read_config(directory)
     draft: Placed | PlacedHead | None = None
-    if config.spec.drafter == "eagle":
+    if config.spec.has_head:
         sizes = read_head_sizes(head_directory(config), target)
         draft = PlacedHead(sizes.num_weights, slots, draft_cache_tokens(config), sizes.numbers_per_token)
     if config.spec.drafter == "model":
@@ -204,7 +204,7 @@ def _profile(config: WorkerConfig, info: SpecInfo, directory: Path, parts: _Part
     context_tokens = max(2, min(PROFILE_CONTEXT_TOKENS, room, (limit or room) - spec.candidate_steps[-1]))
     key = {
         "model": str(directory.resolve()),
-        "draft_model": str(head_directory(config)) if spec.drafter == "eagle" else spec.draft_model_path,
+        "draft_model": str(head_directory(config)) if spec.has_head else spec.draft_model_path,
         "drafter": info.drafter,
         "device": info.device,
         "dtype": info.dtype,

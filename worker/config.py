@@ -47,10 +47,10 @@ class ModelConfig(Section):
 class SpecConfig(Section):
     """`[spec]`: the drafter and its depths."""
 
-    drafter: Literal["ngram", "model", "eagle", "none"] = "ngram"
+    drafter: Literal["ngram", "model", "eagle", "ngram+eagle", "none"] = "ngram"
     draft_model_path: str | None = None
-    """`drafter = "model"`: directory or GGUF file of the draft model. `drafter = "eagle"`: directory of the head;
-    None takes the one that comes with the default model. Not allowed otherwise."""
+    """`drafter = "model"`: directory or GGUF file of the draft model. `drafter = "eagle"` or `"ngram+eagle"`: directory
+    of the head; None takes the one that comes with the default model. Not allowed otherwise."""
     candidate_steps: Annotated[list[Annotated[int, Field(ge=0, le=64)]], Field(min_length=1, max_length=16)] = [
         0, 1, 2, 3, 5, 7,
     ]  # fmt: skip
@@ -64,6 +64,12 @@ class SpecConfig(Section):
     ngram_min: Annotated[int, Field(ge=1, le=16)] = 2
     """Shortest suffix that the n-gram drafter looks up."""
     ngram_max: Annotated[int, Field(ge=1, le=16)] = 4
+    """Longest one. With `drafter = "ngram+eagle"` only suffixes of this length are looked up."""
+
+    @property
+    def has_head(self) -> bool:
+        """Whether an EAGLE head drafts."""
+        return self.drafter in ("eagle", "ngram+eagle")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -78,10 +84,10 @@ class SpecConfig(Section):
                 f"at topk 1 it is num_steps + 1 = {self.num_steps + 1}"
             )
         has_path = self.draft_model_path is not None
-        if has_path != (self.drafter == "model") and not (has_path and self.drafter == "eagle"):
+        if has_path != (self.drafter == "model") and not (has_path and self.has_head):
             raise ValueError(
-                'spec.draft_model_path goes together with spec.drafter = "model" (needed) or "eagle" (allowed), '
-                f"got spec.drafter = {self.drafter!r}"
+                'spec.draft_model_path goes together with spec.drafter = "model" (needed), "eagle" or "ngram+eagle" '
+                f"(allowed), got spec.drafter = {self.drafter!r}"
             )
         if self.drafter == "none" and steps != [0]:
             raise ValueError('spec.drafter = "none" allows only spec.candidate_steps = [0]')

@@ -17,6 +17,7 @@ from worker.models.config import ModelError
 from worker.models.decoder import Decoder
 from worker.models.loader import load_decoder, load_tokenizer, token_count
 from worker.models.locate import locate_model
+from worker.spec.composite import CompositeDrafter
 from worker.spec.draft import Drafter
 from worker.spec.eagle import EagleDrafter
 from worker.spec.eagle_layouts import load_head
@@ -49,8 +50,14 @@ def build_drafter(
         return None
     if spec.drafter == "ngram":
         return NgramDrafter(ngram_min=spec.ngram_min, ngram_max=spec.ngram_max, device=target.device)
-    if spec.drafter == "eagle":
-        return _build_eagle_drafter(config, target, target_path)
+    if spec.has_head:
+        head = _build_eagle_drafter(config, target, target_path)
+        if spec.drafter == "eagle":
+            return head
+        longest = spec.ngram_max
+        return CompositeDrafter(
+            NgramDrafter(ngram_min=longest, ngram_max=longest, device=target.device), head
+        )
     return _build_model_drafter(config, tokenizer, target.device)
 
 
@@ -60,7 +67,7 @@ def head_directory(config: WorkerConfig) -> Path:
     directory = shipped_head(config.model.path) if named is None else Path(named)
     if directory is None:
         raise ModelError(
-            "spec.draft_model_path is needed with spec.drafter = 'eagle': "
+            f"spec.draft_model_path is needed with spec.drafter = {config.spec.drafter!r}: "
             f"no head comes with model.path {config.model.path!r}"
         )
     if not directory.is_dir():

@@ -21,7 +21,7 @@ from worker.model_runner import ModelRunner
 from worker.models.attention import Segment
 from worker.protocol import LatencyCell, LatencyProfile
 from worker.request import Request, SamplingParams
-from worker.spec.cached_draft import CachedDrafter
+from worker.spec.composite import model_part
 from worker.spec.draft import Drafter
 from worker.spec.runtime_state import SpecRuntimeState
 from worker.spec.verify import verify
@@ -68,7 +68,7 @@ class Profiler:
     ) -> None:
         self._runner = runner
         # Only a drafter that runs a model costs time worth measuring; lookup is counted online.
-        self._drafter = drafter if isinstance(drafter, CachedDrafter) else None
+        self._drafter = model_part(drafter)
         self._states = states
         self._context = context_tokens
         self._clock = clock

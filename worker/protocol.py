@@ -151,7 +151,7 @@ class SpecInfo(WireModel):
     version: str
     model: str
     drafter: str
-    """`model`, `eagle`, `ngram` or `none`."""
+    """`model`, `eagle`, `ngram`, `ngram+eagle` or `none`."""
     topk: int
     device: str
     dtype: str

@@ -130,7 +130,7 @@ def make_rig(tiny_model_dir: Callable[..., Path], eagle_dirs: Callable[..., tupl
         engine: dict[str, Any] | None = None,
         calm: bool = False,
     ) -> Rig:
-        is_eagle = drafter == "eagle"
+        is_eagle = drafter in ("eagle", "ngram+eagle")
         calm_path, head_path = eagle_dirs(**(draft or {} if is_eagle else {}))
         path = calm_path if calm or is_eagle else tiny_model_dir(**(target or {}))
         spec_values: dict[str, Any] = {"drafter": drafter, "num_steps": 0, **(spec or {})}

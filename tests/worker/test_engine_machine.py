@@ -36,11 +36,13 @@ requests = st.tuples(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("drafter", "draft"), [("model", {"noise": 0.1}), ("eagle", None), ("ngram", None)])
+@pytest.mark.parametrize(
+    ("drafter", "draft"), [("model", {"noise": 0.1}), ("ngram+eagle", None), ("ngram", None)]
+)
 def test_any_history_gives_plain_decodings_tokens(make_rig, drafter, draft):
     rig = make_rig(drafter=drafter, draft=draft, engine=ENGINE)
     plain_rig = make_rig(
-        drafter="none", spec={"candidate_steps": [0]}, engine=ENGINE, calm=drafter == "eagle"
+        drafter="none", spec={"candidate_steps": [0]}, engine=ENGINE, calm="eagle" in drafter
     )
 
     def kwargs(choice):
@@ -119,10 +121,9 @@ def test_any_history_gives_plain_decodings_tokens(make_rig, drafter, draft):
             self.outputs_are_prefixes_of_plain_decoding()
             assert all(c.request.phase is Phase.FINISHED for _, c in self.live)
             rig.assert_idle_and_clean()
-            if drafter != "ngram":
-                assert not rig.engine.drafter._kv_lengths
-            else:
-                assert not rig.engine.drafter._indexes
+            drafters = [rig.engine.drafter, getattr(rig.engine.drafter, "head", None)]
+            drafters.append(getattr(rig.engine.drafter, "_lookup", None))
+            assert not any(getattr(d, "_kv_lengths", None) or getattr(d, "_indexes", None) for d in drafters)
 
     run_state_machine_as_test(
         Machine,

@@ -9,7 +9,7 @@ from worker.api.served import ServedModel
 from worker.config import WorkerConfig
 from worker.protocol import SpecInfo, SpecStats
 
-ALGORITHMS = {"ngram": "NGRAM", "model": "STANDALONE", "eagle": "EAGLE"}
+ALGORITHMS = {"ngram": "NGRAM", "model": "STANDALONE", "eagle": "EAGLE", "ngram+eagle": "EAGLE"}
 
 
 class ServerInfo:

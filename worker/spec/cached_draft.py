@@ -23,6 +23,7 @@ class CachedDrafter(ChainDrafter):
         self,
         kv: KVCache,
         *,
+        max_context_tokens: int | None,
         topk: int,
         max_rows: int,
         device: torch.device,
@@ -32,6 +33,7 @@ class CachedDrafter(ChainDrafter):
     ) -> None:
         super().__init__(topk=topk, max_rows=max_rows, device=device, use_fast_path=use_fast_path)
         self._kv = kv
+        self.max_context_tokens = max_context_tokens
         self._chunk = catch_up_chunk_tokens
         self._clock = clock
         self._kv_lengths: dict[int, int] = {}  # by slot

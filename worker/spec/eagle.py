@@ -51,6 +51,7 @@ class EagleDrafter(CachedDrafter):
         """
         super().__init__(
             head.new_kv_cache(target.kv.num_slots, max_tokens),
+            max_context_tokens=head.config.layer.max_position_embeddings,
             topk=topk,
             max_rows=max_rows,
             device=target.device,
@@ -59,7 +60,6 @@ class EagleDrafter(CachedDrafter):
             clock=clock,
         )
         target.keep_features(head.config.feature_layers)
-        self.max_context_tokens: int | None = head.config.layer.max_position_embeddings
         self._head = head
         self._target = target
         self._most_extended = deepest_num_steps + 1

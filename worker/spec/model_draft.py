@@ -30,6 +30,7 @@ class ModelDrafter(CachedDrafter):
     ) -> None:
         super().__init__(
             runner.kv,
+            max_context_tokens=runner.decoder.config.max_position_embeddings,
             topk=topk,
             max_rows=max_rows,
             device=runner.device,
@@ -37,7 +38,6 @@ class ModelDrafter(CachedDrafter):
             catch_up_chunk_tokens=catch_up_chunk_tokens,
             clock=clock,
         )
-        self.max_context_tokens: int | None = runner.decoder.config.max_position_embeddings
         self._runner = runner
         self._segments: Sequence[Segment] = ()
 

@@ -73,12 +73,16 @@ class NgramDrafter:
     def draft(self, batch: DecodeBatch) -> DraftOutput:
         """Look up every request; what is not proposed stays 0 and is not verified."""
         rows = [
-            self._index(request).propose(budget) if budget else []
+            self.propose(request, budget) if budget else []
             for request, budget in zip(batch.requests, batch.row_budgets, strict=True)
         ]
         padded = [row + [0] * (self.num_steps - len(row)) for row in rows]
         draft_tokens = torch.tensor(padded, dtype=torch.long, device=self._device)
         return DraftOutput(draft_tokens, [len(row) for row in rows])
+
+    def propose(self, request: Request, limit: int) -> list[int]:
+        """Look one request up; up to `limit` tokens, none if its ending is new."""
+        return self._index(request).propose(limit)
 
     def commit(self, request: Request) -> None:
         """Nothing to take back: only committed tokens are indexed, when they are next needed."""
