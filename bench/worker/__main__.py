@@ -1,0 +1,133 @@
+"""`make bench-worker`: the default model end to end against itself and its peers, one JSON object in the last line.
+
+    python -m bench.worker                         # every workload and depth, 5 repeats
+    python -m bench.worker --quick                 # depths 0, 1, 3; two short prompts; a few minutes
+    python -m bench.worker --workloads code chat
+
+In each repeat all arms answer the same prompts one after another, so that a neighbour's load hits all of them; ratios
+are taken within a repeat. `depth 0 again` is a second run of the same arm: how far it is from 1 is the noise floor.
+llama.cpp runs where `make bench-llamacpp` has put it; vLLM's CPU build (3.5 GB, minutes to start) is left out.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.worker.arms import Adaptive, Arm, Fixed, OwnEngine, Sample
+from bench.worker.peers import LlamaCpp, Transformers
+from bench.worker.report import FLOAT32, PLAIN, TWIN, summary
+from bench.worker.workloads import SOURCES, load
+from worker.device import available_cores
+from worker.models.fetch import ensure_default_model
+from worker.tokenization import Tokenizer
+
+LLAMACPP = Path("build/llamacpp")
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    names = [*SOURCES, "transition"]
+    parser = argparse.ArgumentParser(prog="python -m bench.worker", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a small run")
+    parser.add_argument("--workloads", nargs="+", choices=names, default=names)
+    parser.add_argument("--depths", type=int, nargs="+", help="fixed depths (default 0 1 2 3 5 7)")
+    parser.add_argument("--repeats", type=int, help="default 5")
+    parser.add_argument("--prompts", type=int, help="per workload (default 6)")
+    parser.add_argument("--max-tokens", type=int, help="per answer (default 128)")
+    parser.add_argument("--concurrency", type=int, default=1, help="answers at once; peers only at 1")
+    parser.add_argument("--threads", type=int, default=available_cores(), help="CPU threads of every arm")
+    parser.add_argument("--dtype", default="auto", help="model.dtype of our arms (default auto)")
+    parser.add_argument("--no-peers", action="store_true", help="only our own arms")
+    options = parser.parse_args()
+    usual = ([0, 1, 3], 2, 2, 48) if options.quick else ([0, 1, 2, 3, 5, 7], 5, 6, 128)
+    for name, value in zip(("depths", "repeats", "prompts", "max_tokens"), usual, strict=True):
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+@contextmanager
+def contenders(options: argparse.Namespace, missing: list[str]) -> Iterator[list[Arm]]:
+    """Build all arms; what cannot be had is noted in `missing`."""
+    directory = ensure_default_model()
+    tokenizer = Tokenizer.load(directory)
+
+    def engine(dtype: str) -> OwnEngine:
+        return OwnEngine(tokenizer, dtype=dtype, threads=options.threads, concurrency=options.concurrency)
+
+    own, steered = engine(options.dtype), engine(options.dtype)
+    depths = sorted({0, *options.depths})
+    arms: list[Arm] = [Fixed(own, 0, PLAIN), Fixed(own, 0, TWIN)]
+    arms += [Fixed(own, depth, f"depth {depth}") for depth in depths if depth]
+    adaptive = Adaptive(steered)
+    arms.append(adaptive)
+    llamacpp = None
+    missing.append("vllm: 3.5 GB and minutes to start; not run here")
+    if options.no_peers or options.concurrency > 1:
+        missing.append("transformers, llama.cpp, float32: not asked for, or more than one answer at once")
+    else:
+        arms.append(Fixed(engine("float32"), 0, FLOAT32))
+        plain = Transformers(directory, tokenizer, lookup=False)
+        arms += [plain, Transformers(directory, tokenizer, lookup=True, model=plain.model)]
+        gguf = next(LLAMACPP.glob("*.gguf"), None)
+        if gguf is None:
+            missing.append(f"llama.cpp: not in {LLAMACPP} (make bench-llamacpp)")
+        else:
+            llamacpp = LlamaCpp(LLAMACPP / "bin" / "python", gguf, tokenizer, threads=options.threads)
+            arms.append(llamacpp)
+    try:
+        yield arms
+    finally:
+        adaptive.close()
+        for arm in (own, steered):
+            arm.thread.shutdown(0.0)
+        if llamacpp is not None:
+            llamacpp.close()
+
+
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    options = parse()
+    missing: list[str] = []
+    samples: dict[tuple[str, str], list[Sample]] = {}
+    workloads = load(options.workloads, prompts=options.prompts, max_tokens=options.max_tokens)
+    with contenders(options, missing) as arms:
+        for repeat in range(options.repeats):
+            for workload in workloads:
+                for arm in arms:
+                    sample = arm.run(workload)
+                    samples.setdefault((workload.name, arm.name), []).append(sample)
+                    print(
+                        f"repeat {repeat + 1}  {workload.name:<12} {arm.name:<20} {sample.tokens:>5} tokens "
+                        f"{sample.seconds:>7.2f} s  {sample.tokens_per_second:>7.2f} tokens/s",
+                        flush=True,
+                    )
+    found = summary(samples, missing)
+    print(
+        f"\n{'workload':<12} {'arm':<20} {'tokens/s':>8} {'range':>16} {'vs plain':>8} {'accept_length':>13}"
+    )
+    for row in found["rows"]:
+        low, high = row["range"]
+        versus = "-" if row["vs_plain"] is None else f"{row['vs_plain']:.2f}"
+        length = "-" if row["accept_length"] is None else f"{row['accept_length']:.2f}"
+        print(
+            f"{row['workload']:<12} {row['arm']:<20} {row['tokens_per_second']:>8.2f} {low:>8.2f}…{high:<7.2f} "
+            f"{versus:>8} {length:>13}"
+        )
+    for line in missing:
+        print(f"left out: {line}")
+    settings = {
+        name: getattr(options, name)
+        for name in ("threads", "concurrency", "repeats", "prompts", "max_tokens")
+    }
+    print(json.dumps({**found, "settings": settings}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Peers on the same weights: transformers in this process, llama.cpp in its own environment where there is one."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.worker.arms import Sample
+from bench.worker.workloads import Prompt, Workload
+from worker.tokenization import Tokenizer
+
+LLAMACPP_SERVER = """
+import json, sys, xllamacpp
+model, threads = sys.argv[1:]
+params = xllamacpp.CommonParams()
+params.model.path = model
+params.n_ctx, params.n_parallel = 1024, 1
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
+server = xllamacpp.Server(params)
+print(json.dumps("ready"), flush=True)
+for line in sys.stdin:
+    answer = server.handle_completions(json.loads(line))
+    print(json.dumps(answer["usage"]["completion_tokens"]), flush=True)
+"""
+
+
+class Transformers:
+    """`generate` in float32, plain or with its prompt lookup; one prompt at a time."""
+
+    def __init__(self, directory: Path, tokenizer: Tokenizer, *, lookup: bool, model: Any = None) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.name = "transformers lookup" if lookup else "transformers"
+        self.model = model or AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self._tokenizer = tokenizer
+        self._extra: dict[str, Any] = {"prompt_lookup_num_tokens": 3} if lookup else {}
+
+    def run(self, workload: Workload) -> Sample:
+        """See `Arm`."""
+        tokens, began = 0, time.perf_counter()
+        for prompt in workload.prompts:
+            tokens += self._answer(prompt)
+        return Sample(tokens, time.perf_counter() - began)
+
+    def _answer(self, prompt: Prompt) -> int:
+        ids = torch.tensor([self._tokenizer.encode_chat([{"role": "user", "content": prompt.text}])])
+        sampling: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        if prompt.temperature:
+            torch.manual_seed(prompt.seed)
+            sampling = {"do_sample": True, "temperature": prompt.temperature, "top_p": 1.0, "top_k": 0}
+        output = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=prompt.max_tokens,
+            eos_token_id=sorted(self._tokenizer.eos_token_ids),
+            pad_token_id=0,
+            **sampling,
+            **self._extra,
+        )
+        return int(output.shape[1] - ids.shape[1])
+
+
+class LlamaCpp:
+    """llama.cpp plain on the GGUF that the default model was made from."""
+
+    name = "llama.cpp"
+
+    def __init__(self, python: Path, gguf: Path, tokenizer: Tokenizer, *, threads: int) -> None:
+        self._tokenizer = tokenizer
+        self._process = subprocess.Popen(
+            [str(python), "-c", LLAMACPP_SERVER, str(gguf), str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._read()
+
+    def run(self, workload: Workload) -> Sample:
+        """See `Arm`."""
+        tokens, began = 0, time.perf_counter()
+        for prompt in workload.prompts:
+            tokens += int(self._answer(prompt))
+        return Sample(tokens, time.perf_counter() - began)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self, prompt: Prompt) -> Any:
+        assert self._process.stdin is not None
+        question = {
+            "prompt": self._tokenizer.encode_chat([{"role": "user", "content": prompt.text}]),
+            "n_predict": prompt.max_tokens,
+            "temperature": prompt.temperature,
+            "seed": prompt.seed,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "cache_prompt": False,
+        }
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"llama.cpp ended with status {self._process.wait()}")
+        return json.loads(line)
