@@ -45,6 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="prompts (JSONL) whose answers the figures are measured on; default: generated ones",
     )  # fmt: skip
     parser.add_argument(
-        "--draft-vocabulary", type=int, default=16384, metavar="N", help="tokens it may propose"
+        "--draft-vocabulary", type=int, default=8192, metavar="N", help="tokens it may propose"
     )
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads; default: all cores")

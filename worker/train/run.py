@@ -50,7 +50,7 @@ class Job:
     """For training, beside what earlier calls trained."""
     own_prompts: Sequence[str] = ()
     own_files: Sequence[Path] = ()
-    draft_vocab_size: int = 16384
+    draft_vocab_size: int = 8192
     seed: int = 1
     recipe: Recipe = field(default_factory=Recipe)
 
