@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -64,26 +64,11 @@ def create_app(
     loop = build_loop(config, clients, clock=clock, metrics=metrics, journal=journal)
     feed = Feed(loop, journal, clock=clock, version=package_version())
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [
-            asyncio.create_task(loop.run(), name="control loop"),
-            asyncio.create_task(feed.run(), name="event feed"),
-        ]
-        try:
-            yield
-        finally:
-            feed.close()
-            for task in tasks:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-            for client in http:
-                await client.aclose()
-            await asyncio.to_thread(journal.close)
-
     app = FastAPI(
-        title="Slipstream controller", version=package_version(), lifespan=lifespan, redirect_slashes=False
+        title="Slipstream controller",
+        version=package_version(),
+        lifespan=lambda _: _running(loop, feed, journal, http),
+        redirect_slashes=False,
     )
     app.state.loop, app.state.journal, app.state.feed = loop, journal, feed
     problems.install(app)
@@ -94,6 +79,28 @@ def create_app(
     app.include_router(router)
     add_page(app)
     return app
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    loop: ControlLoop, feed: Feed, journal: Journal, http: Sequence[httpx.AsyncClient]
+) -> AsyncIterator[None]:
+    """Run the loop and the feed; in the end write the journal out."""
+    tasks = [
+        asyncio.create_task(loop.run(), name="control loop"),
+        asyncio.create_task(feed.run(), name="event feed"),
+    ]
+    try:
+        yield
+    finally:
+        feed.close()
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for client in http:
+            await client.aclose()
+        await asyncio.to_thread(journal.close)
 
 
 def open_journal(config: ControllerConfig, *, clock: Clock, metrics: ControllerMetrics) -> Journal:
