@@ -3,7 +3,6 @@
 Knows nothing about where data comes from or where the result goes.
 """
 
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -31,11 +30,13 @@ class Recipe:
     norm_rate: float = 0.003
     weight_decay: float = 0.05
     warm_up_batches: int = 20
+    falling_share: float = 0.25
+    """Share of the time, at its end, in which the rate falls."""
     final_rate: float = 0.02
     """Share of the rate that is left at the end."""
     num_steps: int = 2
     """Steps that are trained: the first on the target's features, the others on the head's own hidden states."""
-    first_share: float = 0.6
+    first_share: float = 0.45
     """Share of the time in which only the first step is trained."""
     prompt_weight: float = 0.5
     """Of rows that predict a prompt's tokens: the target did not write them, but says what it would."""
@@ -125,8 +126,9 @@ def optimise(
 
 
 def _rate_factor(recipe: Recipe, share: float, batches: int) -> float:
-    """Return the rate's factor after a share of the time: warm-up by batches, then a cosine by the clock."""
-    falling = recipe.final_rate + (1 - recipe.final_rate) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+    """Return the rate's factor after a share of the time: warm-up by batches, steady, a straight fall at the end."""
+    left = min(1.0, max(0.0, 1 - share) / recipe.falling_share)
+    falling = recipe.final_rate + (1 - recipe.final_rate) * left
     return falling * min(1.0, (batches + 1) / recipe.warm_up_batches)
 
 
