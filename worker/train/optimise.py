@@ -36,7 +36,7 @@ class Recipe:
     """Share of the rate that is left at the end."""
     num_steps: int = 2
     """Steps that are trained: the first on the target's features, the others on the head's own hidden states."""
-    first_share: float = 0.45
+    first_share: float = 0.7
     """Share of the time in which only the first step is trained."""
     prompt_weight: float = 0.5
     """Of rows that predict a prompt's tokens: the target did not write them, but says what it would."""
