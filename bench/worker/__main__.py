@@ -56,11 +56,14 @@ def contenders(options: argparse.Namespace, missing: list[str]) -> Iterator[list
     directory = ensure_default_model()
     tokenizer = Tokenizer.load(directory)
 
-    def engine(dtype: str) -> OwnEngine:
-        return OwnEngine(tokenizer, dtype=dtype, threads=options.threads, concurrency=options.concurrency)
-
-    own, steered = engine(options.dtype), engine(options.dtype)
     depths = sorted({0, *options.depths})
+
+    def engine(dtype: str, tiers: list[int]) -> OwnEngine:
+        return OwnEngine(
+            tokenizer, dtype=dtype, depths=tiers, threads=options.threads, concurrency=options.concurrency
+        )
+
+    own, steered = engine(options.dtype, depths), engine(options.dtype, depths)
     arms: list[Arm] = [Fixed(own, 0, PLAIN), Fixed(own, 0, TWIN)]
     arms += [Fixed(own, depth, f"depth {depth}") for depth in depths if depth]
     adaptive = Adaptive(steered)
@@ -70,7 +73,7 @@ def contenders(options: argparse.Namespace, missing: list[str]) -> Iterator[list
     if options.no_peers or options.concurrency > 1:
         missing.append("transformers, llama.cpp, float32: not asked for, or more than one answer at once")
     else:
-        arms.append(Fixed(engine("float32"), 0, FLOAT32))
+        arms.append(Fixed(engine("float32", [0]), 0, FLOAT32))
         plain = Transformers(directory, tokenizer, lookup=False)
         arms += [plain, Transformers(directory, tokenizer, lookup=True, model=plain.model)]
         gguf = next(LLAMACPP.glob("*.gguf"), None)

@@ -54,12 +54,16 @@ class Arm(Protocol):
 class OwnEngine:
     """An engine that serves in its own thread."""
 
-    def __init__(self, tokenizer: Tokenizer, *, dtype: str, threads: int, concurrency: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, dtype: str, depths: Sequence[int], threads: int, concurrency: int
+    ) -> None:
+        """Build and start it; `depths` are its tiers, rising from 0."""
         config = WorkerConfig(
             model={"dtype": dtype, "device": "cpu", "threads": threads},
+            spec={"candidate_steps": list(depths), "num_steps": 0},
             engine={
                 "max_context_tokens": 768,
-                "max_running_requests": max(concurrency, 1),
+                "max_running_requests": concurrency,
                 "profile_seconds": 4.0,
             },
         )
