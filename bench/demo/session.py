@@ -168,6 +168,8 @@ class Session:
 
 DRAFTERS = {
     "ngram": "n-gram lookup in prompt and output (it pays only where the text repeats itself)",
+    "eagle": "an EAGLE head on the target's hidden states",
+    "ngram+eagle": "n-gram lookup where the text repeats itself, else an EAGLE head",
     "model": "a draft model",
     "none": "none, plain decoding",
 }
