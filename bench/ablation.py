@@ -50,8 +50,9 @@ ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "hardly any probes": ({"probe_share": 1e-5}, {}, {f"{GOODPUT}.BUDGET_START_SECONDS": 0.0}),
     "probes are not repeated": ({}, {}, {f"{GOODPUT}.REPEATS": 0}),
     "no worth of sight": ({"sight": 0.0}, {}, {}),
-    "the way down as hard as up": ({"delta_down": 0.02}, {}, {}),
+    "the way down as hard as up": ({"delta_down": 0.03}, {}, {}),
     "idle slots wait for traffic": ({"idle_slot_gain": 1e9}, {}, {}),
+    "no sooner look": ({}, {}, {"controller.life.SOON": 1.0}),
     "no breaker": ({}, {"breaker_tolerance": 0.0}, {}),
 }
 
