@@ -9,6 +9,7 @@ Exit status 0: everything holds; 1: something does not; 2: nothing was checked, 
 """
 
 import argparse
+import io
 import shutil
 import signal
 import sys
@@ -54,6 +55,8 @@ def main() -> int:
             file=sys.stderr,
         )
         return EXIT_NOT_CHECKED
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # minutes pass between the lines
     # A SIGTERM is an exception, so that the children are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
