@@ -118,7 +118,8 @@ def test_going_on_behind_a_cursor_misses_and_repeats_nothing(
         assert asyncio.run(all_after(cursor)) == [str(c) for c in range(cursor + 1, newest + 1)]
 
 
-def test_a_slow_reader_skips_samples_and_no_decision(rig: Any) -> None:
+def test_a_slow_reader_skips_samples_and_no_decision(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.app.feed.PAGE", 1)
     feed = feed_of(rig)
 
     async def scene() -> list[ServerSentEvent]:
