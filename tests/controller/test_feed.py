@@ -2,11 +2,18 @@
 
 import asyncio
 import json
+import os
+import re
+import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -318,3 +325,33 @@ def test_the_document_tells_of_the_stream(served: tuple[str, Any]) -> None:
     }
     assert named == {"BeginView", "LiveView", "DecisionView"} <= set(document["components"]["schemas"])
     assert {p["name"] for p in operation["parameters"]} == {"last-event-id", "after", "recent"}
+
+
+def test_a_controller_with_an_open_stream_ends_when_told(tmp_path: Path) -> None:
+    """Not only after the grace for running requests, which is longer here than this test waits."""
+    settings = {
+        "SERVER__PORT": "0",
+        "SERVER__GRACE_SECONDS": "600",
+        "JOURNAL__PATH": ":memory:",
+        "WORKERS": "[]",
+    }
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import sys; from controller.cli import main; sys.exit(main(['run']))"],
+            env=os.environ | {f"SPEC_CONTROLLER_{name}": value for name, value in settings.items()},
+            stderr=output,
+        )
+    try:
+        give_up = time.monotonic() + 60
+        while not (found := re.search(r"listening on (http://[\d.:]+)", log.read_text())):
+            assert process.poll() is None and time.monotonic() < give_up, log.read_text()
+            time.sleep(0.05)
+        with httpx.stream("GET", f"{found[1]}/v1/events", trust_env=False, timeout=60) as answer:
+            lines = answer.iter_lines()
+            read(lines, "workers")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
