@@ -102,7 +102,7 @@ def plan_memory(
         target_kv=_kv_bytes(target, dtype),
         draft_weights=draft_weights,
         draft_kv=draft_kv,
-        working=_working_bytes(target.config, dtype, verify_rows, step_rows),
+        working=_working_bytes(target.config, torch.float32 if packing else dtype, verify_rows, step_rows),
     )
 
 
