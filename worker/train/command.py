@@ -11,7 +11,8 @@ import torch
 from worker.device import available_cores
 from worker.models.locate import locate_model
 from worker.train.prompts import prompts
-from worker.train.run import Job, read_prompts, train_draft
+from worker.train.run import train_draft
+from worker.train.texts import Job, read_prompts
 
 HELD_OUT_PROMPTS = 24
 HELD_OUT_SEED = "held out"

@@ -16,7 +16,7 @@ from worker.models.loader import load_decoder
 from worker.record import record_file
 from worker.tokenization import Tokenizer
 from worker.train import produce as produce_module
-from worker.train import run as run_module
+from worker.train import texts as texts_module
 from worker.train.data import DataError, read_shard, shard_path, shard_paths, write_shard
 from worker.train.evaluate import evaluate
 from worker.train.export import export_head
@@ -26,7 +26,8 @@ from worker.train.muon import orthogonalised
 from worker.train.objective import Objective
 from worker.train.optimise import Progress, Recipe, initial_head, make_optimisers, optimise
 from worker.train.prompts import KINDS, prompts
-from worker.train.run import Job, feature_layers, train_draft
+from worker.train.run import train_draft
+from worker.train.texts import Job, feature_layers
 
 TEXTS = Path(__file__).parents[3] / "bench" / "texts"
 CPU = torch.device("cpu")
@@ -52,8 +53,8 @@ def small(monkeypatch):
     """Shards of four short texts."""
     monkeypatch.setattr(produce_module, "TEXTS_PER_SHARD", 4)
     monkeypatch.setattr(produce_module, "MAX_ANSWER_TOKENS", 16)
-    monkeypatch.setattr(run_module, "BATCH_SIZE", 4)
-    monkeypatch.setattr(run_module, "EVALUATION_TOKENS", 24)
+    monkeypatch.setattr(texts_module, "BATCH_SIZE", 4)
+    monkeypatch.setattr(texts_module, "EVALUATION_TOKENS", 24)
 
 
 def test_greedy_texts_are_plain_decodings_and_features_are_the_runners(generator, target):
@@ -225,6 +226,9 @@ def test_a_job_goes_on_where_it_stopped(target, tmp_path, small):
     assert torch.equal(again["vocabulary"], state["vocabulary"])
     assert any(line.startswith("resumed after") for line in lines)
     assert sum(line.startswith("evaluation texts") for line in lines) == 1
+    (tmp_path / "job" / "state.pt").write_bytes(b"cut off")
+    with pytest.raises(DataError, match="state.pt: cannot be resumed"):
+        train_draft(job, lines.append)
     card = (tmp_path / "job" / "head" / "README.md").read_text()
     assert "top-1" in card and "eval.jsonl" in card
     with pytest.raises(DataError, match="choose another directory"):
