@@ -42,7 +42,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=available_cores(), help="CPU threads of every arm")
     parser.add_argument("--dtype", default="auto", help="model.dtype of our arms (default auto)")
     parser.add_argument("--no-peers", action="store_true", help="only our own arms")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the CPU time of an arm's threads, not wall time: for busy machines; implies --threads 1",
+    )
     options = parser.parse_args()
+    if options.cpu_time:
+        options.threads = 1
     usual = ([0, 1, 3], 2, 2, 48) if options.quick else ([0, 1, 2, 3, 5, 7], 5, 6, 128)
     for name, value in zip(("depths", "repeats", "prompts", "max_tokens"), usual, strict=True):
         if getattr(options, name) is None:
@@ -63,7 +70,8 @@ def contenders(options: argparse.Namespace, missing: list[str]) -> Iterator[list
             tokenizer, dtype=dtype, depths=tiers, threads=options.threads, concurrency=options.concurrency
         )
 
-    own, steered = engine(options.dtype, depths), engine(options.dtype, depths)
+    own, steered = engines = [engine(options.dtype, depths) for _ in range(2)]
+    peers: list[Transformers | LlamaCpp] = []
     arms: list[Arm] = [Fixed(own, 0, PLAIN), Fixed(own, 0, TWIN)]
     arms += [Fixed(own, depth, f"depth {depth}") for depth in depths if depth]
     adaptive = Adaptive(steered)
@@ -73,21 +81,25 @@ def contenders(options: argparse.Namespace, missing: list[str]) -> Iterator[list
     if options.no_peers or options.concurrency > 1:
         missing.append("transformers, llama.cpp, float32: not asked for, or more than one answer at once")
     else:
-        arms.append(Fixed(engine("float32", [0]), 0, FLOAT32))
+        engines.append(engine("float32", [0]))
+        arms.append(Fixed(engines[-1], 0, FLOAT32))
         plain = Transformers(directory, tokenizer, lookup=False)
-        arms += [plain, Transformers(directory, tokenizer, lookup=True, model=plain.model)]
+        peers += [plain, Transformers(directory, tokenizer, lookup=True, model=plain.model)]
         gguf = next(LLAMACPP.glob("*.gguf"), None)
         if gguf is None:
             missing.append(f"llama.cpp: not in {LLAMACPP} (make bench-llamacpp)")
         else:
             llamacpp = LlamaCpp(LLAMACPP / "bin" / "python", gguf, tokenizer, threads=options.threads)
-            arms.append(llamacpp)
+            peers.append(llamacpp)
+    if options.cpu_time:
+        for counted in [own, *engines[2:], adaptive, *peers]:
+            counted.count_cpu_time()
     try:
-        yield arms
+        yield [*arms, *peers]
     finally:
         adaptive.close()
-        for arm in (own, steered):
-            arm.thread.shutdown(0.0)
+        for each in engines:
+            each.thread.shutdown(0.0)
         if llamacpp is not None:
             llamacpp.close()
 
@@ -126,7 +138,7 @@ def main() -> int:
         print(f"left out: {line}")
     settings = {
         name: getattr(options, name)
-        for name in ("threads", "concurrency", "repeats", "prompts", "max_tokens")
+        for name in ("threads", "concurrency", "repeats", "prompts", "max_tokens", "cpu_time")
     }
     print(json.dumps({**found, "settings": settings}))
     return 0

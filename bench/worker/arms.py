@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry
 
+from bench.worker.clocks import Clock, of_threads
 from bench.worker.workloads import Prompt, Workload
 from controller.app.build import build_loop, open_journal
 from controller.clock import SystemClock
@@ -69,9 +70,14 @@ class OwnEngine:
         )
         self.thread: EngineThread = build_engine(config)
         self.thread.start()
+        self.clock: Clock = time.perf_counter
         self.tokenizer = tokenizer
         self.concurrency = concurrency
         self._version = itertools.count(1)
+
+    def count_cpu_time(self, *others: threading.Thread) -> None:
+        """From now on count the CPU time of the engine's thread, and of others that work with it."""
+        self.clock = of_threads(self.thread._thread, *others)
 
     def follow(self, num_steps: int) -> None:
         """Put a depth in force for a long time."""
@@ -118,9 +124,9 @@ class OwnEngine:
         if workload.warm_up:
             self.answer([workload.warm_up] * self.concurrency)
         before = _first_drafts(self.thread.stats())
-        began = time.perf_counter()
+        began = self.clock()
         requests = self.answer(workload.prompts)
-        seconds = time.perf_counter() - began
+        seconds = self.clock() - began
         rounds = sum(request.spec.rounds for request in requests)
         tokens = sum(len(request.output_ids) for request in requests)
         after = _first_drafts(self.thread.stats())
@@ -192,6 +198,10 @@ class Adaptive:
     def run(self, workload: Workload) -> Sample:
         """See `Arm`."""
         return self._engine.measure(workload)
+
+    def count_cpu_time(self) -> None:
+        """The controller's own time counts, too."""
+        self._engine.count_cpu_time(self._thread)
 
     def close(self) -> None:
         """End the loop and its thread."""

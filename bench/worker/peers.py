@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bench.worker.arms import Sample
+from bench.worker.clocks import Clock, of_process
 from bench.worker.workloads import Prompt, Workload
 from worker.tokenization import Tokenizer
 
@@ -34,16 +35,21 @@ class Transformers:
         from transformers import AutoModelForCausalLM
 
         self.name = "transformers lookup" if lookup else "transformers"
+        self.clock: Clock = time.perf_counter
         self.model = model or AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         self._tokenizer = tokenizer
         self._extra: dict[str, Any] = {"prompt_lookup_num_tokens": 3} if lookup else {}
 
     def run(self, workload: Workload) -> Sample:
         """See `Arm`."""
-        tokens, began = 0, time.perf_counter()
+        tokens, began = 0, self.clock()
         for prompt in workload.prompts:
             tokens += self._answer(prompt)
-        return Sample(tokens, time.perf_counter() - began)
+        return Sample(tokens, self.clock() - began)
+
+    def count_cpu_time(self) -> None:
+        """From now on count the calling thread's CPU time."""
+        self.clock = time.thread_time
 
     def _answer(self, prompt: Prompt) -> int:
         ids = torch.tensor([self._tokenizer.encode_chat([{"role": "user", "content": prompt.text}])])
@@ -70,6 +76,7 @@ class LlamaCpp:
 
     def __init__(self, python: Path, gguf: Path, tokenizer: Tokenizer, *, threads: int) -> None:
         self._tokenizer = tokenizer
+        self.clock: Clock = time.perf_counter
         self._process = subprocess.Popen(
             [str(python), "-c", LLAMACPP_SERVER, str(gguf), str(threads)],
             stdin=subprocess.PIPE,
@@ -81,10 +88,14 @@ class LlamaCpp:
 
     def run(self, workload: Workload) -> Sample:
         """See `Arm`."""
-        tokens, began = 0, time.perf_counter()
+        tokens, began = 0, self.clock()
         for prompt in workload.prompts:
             tokens += int(self._answer(prompt))
-        return Sample(tokens, time.perf_counter() - began)
+        return Sample(tokens, self.clock() - began)
+
+    def count_cpu_time(self) -> None:
+        """From now on count the process's CPU time."""
+        self.clock = of_process(self._process.pid)
 
     def close(self) -> None:
         """End the process."""
