@@ -1,0 +1,68 @@
+"""bench-worker: workloads hold what they say, and the last line's figures are ratios within a repeat."""
+
+import os
+import threading
+
+from bench.worker.arms import Sample
+from bench.worker.clocks import of_process, of_threads
+from bench.worker.report import ADAPTIVE, PLAIN, TWIN, summary
+from bench.worker.workloads import SOURCES, load
+
+
+def test_a_transition_takes_other_prompts_than_the_pure_phases():
+    workloads = {w.name: w for w in load([*SOURCES, "transition"], prompts=3, max_tokens=16)}
+    for name, workload in workloads.items():
+        assert len({prompt.text for prompt in workload.prompts}) == len(workload.prompts) >= 3
+        assert (workload.warm_up is None) == (name == "transition")
+        assert {prompt.max_tokens for prompt in workload.prompts} == {16}
+    pure = {p.text for name in SOURCES for p in workloads[name].prompts}
+    assert not pure & {prompt.text for prompt in workloads["transition"].prompts}
+    assert {p.temperature for p in workloads["prose"].prompts} == {1.0}
+
+
+def test_ratios_are_taken_within_a_repeat():
+    def samples(*seconds, lengths=1.0, drafts=(0, 0)):
+        return [Sample(100, each, lengths, drafts) for each in seconds]
+
+    found = summary(
+        {
+            ("code", PLAIN): samples(1.0, 4.0, 2.0),  # a neighbour came and went
+            ("code", TWIN): samples(1.0, 4.0, 1.6),
+            ("code", "depth 1"): samples(0.8, 3.2, 1.6, lengths=1.5, drafts=(30, 50)),
+            ("code", "depth 3"): samples(0.5, 2.0, 1.0, lengths=2.0, drafts=(20, 50)),
+            ("code", ADAPTIVE): samples(0.6, 2.5, 1.25, lengths=1.9, drafts=(9, 9)),
+            ("code", "llama.cpp"): [Sample(100, each) for each in (0.5, 2.5, 1.0)],
+        },
+        ["vllm: not here"],
+    )
+    assert found["noise_floor"] == 0.0
+    assert found["adaptive_vs_plain"] == {"code": 1.6}
+    assert found["best_fixed"] == {"code": "depth 3"}
+    assert found["adaptive_vs_best_fixed"] == {"code": 0.8}
+    assert found["vs_llamacpp_plain"] == {"code": 0.833}
+    assert found["draft_top1"] == 0.5
+    assert found["accept_length"] == {"code": 1.9}
+    assert found["plain_vs_transformers"] is found["packed_vs_fp32"] is found["vs_vllm"] is None
+    assert found["vs_transformers_lookup"] is None
+    assert found["left_out"] == ["vllm: not here"]
+    plain = found["rows"][0]
+    assert (plain["tokens_per_second"], plain["range"], plain["vs_plain"]) == (50.0, [25.0, 100.0], 1.0)
+
+
+def test_cpu_clocks_see_the_work_of_others():
+    done, wake = threading.Event(), threading.Event()
+
+    def work():
+        sum(i * i for i in range(300_000))
+        done.set()
+        wake.wait()
+
+    before = of_process(os.getpid())()
+    thread = threading.Thread(target=work)
+    thread.start()
+    clock = of_threads(thread)
+    done.wait()
+    assert clock() > 0
+    assert of_process(os.getpid())() >= before
+    wake.set()
+    thread.join()
