@@ -49,7 +49,7 @@ def draw(prometheus: Prometheus, start: float, end: float, png: Path) -> None:
             spine.set_visible(False)
         if found:
             axis.legend(
-                fontsize=7, ncols=4, loc="upper left", frameon=False, labelcolor="#ccccdc", handlelength=1
+                fontsize=7, ncols=3, loc="upper left", frameon=False, labelcolor="#ccccdc", handlelength=1
             )
     png.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(png)
