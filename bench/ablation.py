@@ -33,7 +33,6 @@ ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "no change detection": ({}, {}, {f"{ACCEPTANCE}.CHANGE_ODDS": 0.0}),
     "no fading with time": ({}, {}, {f"{ACCEPTANCE}.HALF_LIFE_SECONDS": 1e9}),
     "no learned shape": ({}, {}, {f"{ACCEPTANCE}.SHAPE_PRIOR": 1e12}),
-    "no cap of a round's weight": ({}, {}, {f"{ACCEPTANCE}.ROUND_WEIGHT": 1e9}),
     "no online correction of costs": (
         {},
         {},
@@ -51,7 +50,6 @@ ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "probes are not repeated": ({}, {}, {f"{GOODPUT}.REPEATS": 0}),
     "no worth of sight": ({"sight": 0.0}, {}, {}),
     "the way down as hard as up": ({"delta_down": 0.03}, {}, {}),
-    "idle slots wait for traffic": ({"idle_slot_gain": 1e9}, {}, {}),
     "no sooner look": ({}, {}, {"controller.life.SOON": 1.0}),
     "no breaker": ({}, {"breaker_tolerance": 0.0}, {}),
 }

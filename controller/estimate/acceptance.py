@@ -7,9 +7,8 @@ slowly: how much likelier (in log-odds) a draft at i is than one at i - 1.
 
 Evidence fades with time, also while idle: old text says little about new text. A change of the text shows in the
 newest windows being unlikely under what was expected; what came before is then kept only as far as there may have
-been none. Rows of
-one round and rounds of one request are alike, so counts are worth less than their number: a round counts for at
-most `ROUND_WEIGHT` rows, and variances grow by a dispersion that is estimated from the residuals.
+been none. Rows of one round and rounds of one request are alike, so counts are worth less than their number:
+variances grow by a dispersion that is estimated from the residuals.
 
 Pure. Knows nothing about time costs and depths to choose.
 """
@@ -21,8 +20,6 @@ from dataclasses import dataclass
 
 from controller.types import AcceptanceEstimate, CellDelta, Hazard
 
-ROUND_WEIGHT = 8.0
-"""Rows of one round count for at most this many."""
 HALF_LIFE_SECONDS = 6.0
 SHAPE_HALF_LIFE_SECONDS = 120.0
 PRIOR = 12.0
@@ -177,15 +174,14 @@ class Acceptance:
     def _counts(self, cells: Sequence[CellDelta]) -> Counts:
         window = Counts.empty(self._width)
         for cell in cells:
-            weight = min(1.0, ROUND_WEIGHT * cell.rounds / max(cell.request_rounds, 1))
             window.rounds += cell.rounds
             window.request_rounds += cell.request_rounds
             for position in range(min(cell.num_steps, self._width)):
-                window.reached[position] += weight * cell.reached[position]
-                window.correct[position] += weight * cell.correct[position]
+                window.reached[position] += cell.reached[position]
+                window.correct[position] += cell.correct[position]
                 if cell.proposed:
-                    self._asked[position] += weight * cell.request_rounds
-                    self._proposed[position] += weight * cell.proposed[position]
+                    self._asked[position] += cell.request_rounds
+                    self._proposed[position] += cell.proposed[position]
         return window
 
     def _count_ends(self, cells: Sequence[CellDelta]) -> None:

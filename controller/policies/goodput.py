@@ -10,8 +10,8 @@ Per slot, with g(k) = bs E(k) / t(bs, k) and G = ln g(k2) - ln g(k1) for the pre
   change of the text sets that back. At depth 0 nothing is learned about the text, so probes go on there for ever.
 - **sight**: while the text keeps changing any other depth is worth a little more than its goodput, because a change
   shows there at once. With drafts that cost next to nothing this keeps a lookup drafter from being switched off.
-- **slots without traffic** follow when a slot in use changes, or for a large gain, so that the table is right when
-  the batch size gets there.
+- **slots without traffic** follow when a slot in use changes, so that the table is right when the batch size gets
+  there; by themselves they move nothing.
 - **latency_slo**: only depths whose rounds stay below `slo_seconds` at the 95th percentile (a stream's tokens come
   once per round, so that is its inter-token time); if none does, the fastest round.
 
@@ -89,7 +89,7 @@ class GoodputPolicy:
         proposals = []
         may_probe = estimate.probe is None
         for choice in choices:
-            proposal = choice.proposal(moved, self._parameters.idle_slot_gain)
+            proposal = choice.proposal(moved)
             if choice.slot.probe is not None:
                 proposal = self._end_probe(choice, proposal, estimate)
             elif proposal is None and may_probe and choice.is_active:
@@ -172,7 +172,8 @@ class GoodputPolicy:
         if cost > self._budget and not is_overdue:
             return None
         hope = math.expm1(self._hope(choice, tier, present))
-        message = f"{tier.num_steps} may bring up to {100 * hope:+.0f} %: {rounds} rounds to see"
+        why = f"may bring up to {100 * hope:+.0f} %" if hope > 0 else "would show a change of the text"
+        message = f"{tier.num_steps} {why}: {rounds} rounds to see"
         return self._ask(choice, message, tier, rounds, slot.busiest_bucket, estimate)
 
     def _hope(self, choice: Choice, tier: TierForecast, present: TierForecast) -> float:
@@ -249,4 +250,4 @@ class GoodputPolicy:
         )
 
 
-KIND = PolicyKind(name="goodput", version="1", parameters=GoodputParameters, build=GoodputPolicy)
+KIND = PolicyKind(name="goodput", version="2", parameters=GoodputParameters, build=GoodputPolicy)

@@ -40,11 +40,11 @@ class Choice:
         """Whether the depth should move."""
         return self.best.num_steps != self.slot.num_steps
 
-    def proposal(self, moved: bool, idle_slot_gain: float) -> Proposal | None:
+    def proposal(self, moved: bool) -> Proposal | None:
         """Return the change as a proposal; None to stay."""
         if not self.is_change:
             return None
-        if not self.is_active and not moved and (self.gain is None or self.gain.mean < idle_slot_gain):
+        if not self.is_active and not moved:
             return None
         if self.gain is None:
             return self.make(

@@ -32,8 +32,6 @@ class GoodputParameters:
     """What any depth but 0 is worth beside its goodput (in logarithms) just after the text has changed."""
     sight_seconds: float = 10.0
     """How fast that fades once the text has ceased to change."""
-    idle_slot_gain: float = 0.2
-    """Least gain that changes a slot without traffic by itself."""
     max_num_steps: Mapping[int, int] = field(default_factory=dict)
     """Batch size -> deepest depth allowed from that batch size on."""
 
@@ -50,7 +48,6 @@ class GoodputParameters:
             "z",
             "optimism",
             "sight",
-            "idle_slot_gain",
             "probe_pause_seconds",
         ):
             if not 0 <= getattr(self, name) < math.inf:

@@ -120,14 +120,6 @@ def test_a_single_bad_round_changes_little() -> None:
     assert hazards(acceptance)[0] > 0.9
 
 
-def test_many_rows_of_one_round_count_for_less_than_many_rounds() -> None:
-    rng = random.Random(8)
-    wide, long = Acceptance(1), Acceptance(1)
-    wide.add([cell(1, [0.5], 320, rng, batch_size=32)], 0.25)
-    long.add([cell(1, [0.5], 320, rng, batch_size=1)], 0.25)
-    assert wide.estimate().hazards[0].variance > 2 * long.estimate().hazards[0].variance
-
-
 def test_how_often_the_drafter_has_something_is_learned() -> None:
     rng = random.Random(9)
     acceptance = Acceptance(5)
