@@ -4,7 +4,8 @@
 
 A verify of depth k computes k + 1 rows per request behind `--context` tokens; logits of every row are included. The
 two alternate within each repeat, so that a neighbour's load hits both. On a shared machine trust best-of and ratios.
-Prints a table and one line of JSON; exits 1 when the two disagree by more than rounding (float32 only: packed weights are others).
+Prints a table and one line of JSON; exits 1 when the two disagree by more than rounding
+(in float32 only: packed weights are others).
 """
 
 import argparse
