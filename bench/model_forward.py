@@ -100,7 +100,8 @@ def main() -> int:
     results = []
     worst = 0.0
     print(
-        f"own in {arguments.dtype}, context {arguments.context}, {torch.get_num_threads()} threads, {unit} ms: best (median)"
+        f"own in {arguments.dtype}, context {arguments.context}, {torch.get_num_threads()} threads; "
+        f"{unit} ms: best (median)"
     )
     print(f"{'batch':>5} {'k':>2} {'transformers':>18} {'own':>18} {'ratio':>6} {'own t(k)/t(0)':>14}")
     for batch in arguments.batch_sizes:
