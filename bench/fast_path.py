@@ -1,16 +1,18 @@
 """What the topk=1 fast path saves: the organising step and the whole of `draft_forward`, fast against slow.
 
-    python -m bench.fast_path [--model DIR] [--head DIR] [--dtype int8] [--seconds-per-cell 1.5] [--cpu-time]
+    python -m bench.fast_path [--model DIR] [--head DIR] [--dtype int8] [--seconds-per-cell 1] [--cpu-time]
 
-A real EAGLE head drafts behind a real target, by default the one that comes with the default model. Fast and slow path
-alternate call by call, so that a neighbour's load hits both; medians are told. Both paths must give the same tree, or
-the bench fails. Prints a table and, as the last line, one JSON object.
+An EAGLE head drafts behind a real target. Without --head it has random weights in the sizes that `train-draft` gives
+it: what it proposes has no influence on the times. Fast and slow path alternate call by call, so that a neighbour's
+load hits both; medians are told. Both paths must give the same tree, or the bench fails. Prints a table and, as the
+last line, one JSON object.
 """
 
 import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,21 +20,24 @@ from typing import NamedTuple
 
 import torch
 
-from worker.config import WorkerConfig
 from worker.device import choose_device, choose_precision
-from worker.model_runner import ModelRunner
-from worker.models.loader import load_decoder, load_tokenizer, token_count
+from worker.model_runner import POST_NORM, ModelRunner
+from worker.models.config import DecoderConfig
+from worker.models.loader import load_decoder
 from worker.models.locate import locate_model
-from worker.pairing import head_directory
 from worker.request import Request, SamplingParams
 from worker.sampling import Draw
 from worker.spec.draft import ChainSteps
 from worker.spec.eagle import EagleDrafter
 from worker.spec.eagle_layouts import load_head
 from worker.spec.runtime_state import build_runtime_states
+from worker.train.export import export_head
+from worker.train.material import READ_FEATURES
+from worker.train.network import TrainedHead
 
 CONTEXT_TOKENS = 128
-LEAST_CALLS = 5
+DRAFT_VOCABULARY = 8192
+LEAST_CALLS = 3
 GREEDY = SamplingParams(max_tokens=64, temperature=0)
 
 
@@ -55,11 +60,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="default", help="target (default: the default model)")
-    parser.add_argument("--head", help="EAGLE head (default: the one that comes with the target)")
+    parser.add_argument("--head", type=Path, help="EAGLE head (default: random weights)")
     parser.add_argument("--dtype", default="int8", help="as model.dtype of a worker")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 3, 5, 7])
-    parser.add_argument("--seconds-per-cell", type=float, default=1.5)
+    parser.add_argument("--seconds-per-cell", type=float, default=1.0)
     parser.add_argument(
         "--cpu-time", action="store_true", help="count CPU time: for busy machines; one thread"
     )
@@ -76,13 +81,12 @@ class Pair:
         decoder = load_decoder(path, dtype=precision.dtype, device=device, packing=precision.packing)
         rows, deepest = max(arguments.batch_sizes), max(arguments.depths)
         room = CONTEXT_TOKENS + deepest + 1
-        tokens = token_count(load_tokenizer(path))
-        self.runner = ModelRunner(decoder, num_slots=rows, max_tokens=room, num_tokens=tokens)
-        head_path = Path(arguments.head) if arguments.head else head_directory(
-            WorkerConfig(model={"path": arguments.model}, spec={"drafter": "eagle"})
-        )  # fmt: skip
+        vocab_size = decoder.config.vocab_size
+        self.runner = ModelRunner(decoder, num_slots=rows, max_tokens=room, num_tokens=vocab_size)
         packed = precision.packing is not None
-        head = load_head(head_path, decoder, path, num_tokens=self.runner.vocab_size, packed=packed)
+        with tempfile.TemporaryDirectory() as made:
+            head_path = arguments.head or write_random_head(decoder.config, Path(made))
+            head = load_head(head_path, decoder, path, num_tokens=self.runner.vocab_size, packed=packed)
         self.fast, self.slow = (
             EagleDrafter(
                 head, self.runner, max_rows=rows, max_tokens=room, deepest_num_steps=deepest,
@@ -94,11 +98,29 @@ class Pair:
         self.requests = [self._request(index) for index in range(rows)]
 
     def _request(self, index: int) -> Request:
-        tokens = [(17 * i + 29 * index) % self.runner.vocab_size for i in range(CONTEXT_TOKENS)]
+        tokens = [(17 * i + 29) % self.runner.vocab_size for i in range(CONTEXT_TOKENS)]
         request = Request(f"bench-{index}", tokens, GREEDY, lambda chunk: None)
         request.slot = self.runner.kv.allocate()
-        self.runner.prefill(request.slot, 0, tokens[:-1])
+        if index == 0:
+            self.runner.prefill(request.slot, 0, tokens[:-1])
+        else:
+            self.runner.kv.copy(0, request.slot, CONTEXT_TOKENS - 1)
         return request
+
+
+def write_random_head(target: DecoderConfig, directory: Path) -> Path:
+    """Write a head of `train-draft`'s sizes with seeded weights of a sane size."""
+    head = TrainedHead(target, num_features=READ_FEATURES)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in head.parameters():
+            if weight.dim() == 2:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5)
+    layers = (max(1, target.num_layers // 2), max(1, target.num_layers - 3), POST_NORM)
+    export_head(
+        head, torch.arange(min(DRAFT_VOCABULARY, target.vocab_size)), layers, directory, "random weights"
+    )
+    return directory
 
 
 @torch.inference_mode()
@@ -165,7 +187,8 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(1)
     clock = time.process_time if arguments.cpu_time else time.perf_counter
     pair = Pair(arguments)
-    print("batch  depth   organise fast      slow  speed-up   draft_forward fast      slow  speed-up")
+    title = "batch  depth   organise fast      slow  speed-up   draft_forward fast      slow  speed-up"
+    print(title, flush=True)
     rows = []
     for batch_size in arguments.batch_sizes:
         for num_steps in arguments.depths:

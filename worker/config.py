@@ -49,8 +49,8 @@ class SpecConfig(Section):
 
     drafter: Literal["ngram", "model", "eagle", "ngram+eagle", "none"] = "ngram"
     draft_model_path: str | None = None
-    """`drafter = "model"`: directory or GGUF file of the draft model. `drafter = "eagle"` or `"ngram+eagle"`: directory
-    of the head; None takes the one that comes with the default model. Not allowed otherwise."""
+    """Directory or GGUF file of the draft model, or directory of the EAGLE head; required by (and only allowed with)
+    `drafter = "model"`, `"eagle"` and `"ngram+eagle"`."""
     candidate_steps: Annotated[list[Annotated[int, Field(ge=0, le=64)]], Field(min_length=1, max_length=16)] = [
         0, 1, 2, 3, 5, 7,
     ]  # fmt: skip
@@ -83,11 +83,10 @@ class SpecConfig(Section):
                 f"spec.num_draft_tokens {self.num_draft_tokens} does not fit spec.num_steps {self.num_steps}: "
                 f"at topk 1 it is num_steps + 1 = {self.num_steps + 1}"
             )
-        has_path = self.draft_model_path is not None
-        if has_path != (self.drafter == "model") and not (has_path and self.has_head):
+        if (self.drafter == "model" or self.has_head) != (self.draft_model_path is not None):
             raise ValueError(
-                'spec.draft_model_path goes together with spec.drafter = "model" (needed), "eagle" or "ngram+eagle" '
-                f"(allowed), got spec.drafter = {self.drafter!r}"
+                'spec.draft_model_path goes together with spec.drafter = "model", "eagle" or "ngram+eagle", '
+                f"got spec.drafter = {self.drafter!r}"
             )
         if self.drafter == "none" and steps != [0]:
             raise ValueError('spec.drafter = "none" allows only spec.candidate_steps = [0]')

@@ -11,7 +11,6 @@ import torch
 
 from worker.config import WorkerConfig
 from worker.device import choose_precision
-from worker.heads import shipped_head
 from worker.model_runner import ModelRunner
 from worker.models.config import ModelError
 from worker.models.decoder import Decoder
@@ -62,14 +61,8 @@ def build_drafter(
 
 
 def head_directory(config: WorkerConfig) -> Path:
-    """Return where the configured EAGLE head is; ModelError where none is named and none comes with the model."""
-    named = config.spec.draft_model_path
-    directory = shipped_head(config.model.path) if named is None else Path(named)
-    if directory is None:
-        raise ModelError(
-            f"spec.draft_model_path is needed with spec.drafter = {config.spec.drafter!r}: "
-            f"no head comes with model.path {config.model.path!r}"
-        )
+    """Return where the configured EAGLE head is; ModelError where there is no such directory."""
+    directory = Path(config.spec.draft_model_path or "")
     if not directory.is_dir():
         raise ModelError(f"spec.draft_model_path: {directory}: no such directory")
     return directory

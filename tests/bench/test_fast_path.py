@@ -41,6 +41,11 @@ def test_the_last_line_is_the_summary(head, capsys):
     )
 
 
+def test_without_a_head_random_weights_draft(tiny_model_dir, capsys):
+    assert fast_path.main(["--model", str(tiny_model_dir()), *ARGUMENTS]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["organise_speedup_min"] > 0
+
+
 def test_paths_that_differ_fail_the_bench(head, monkeypatch):
     target, path = head
     organize = fast_path.EagleDrafter.organize

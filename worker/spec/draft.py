@@ -84,6 +84,8 @@ class ChainDrafter:
         """Rounds whose drafts were organised the long way."""
         # One pair per width, kept for good: a graph captured at another depth must never read a moved buffer.
         self._chain_buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        # By (width, rows): their first rows. Making two views takes as long as the rest of organising a chain.
+        self._chain_views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._rebuild_topk1_chain_buffers()
 
     @property
@@ -147,12 +149,12 @@ class ChainDrafter:
 
     def organize(self, steps: "ChainSteps") -> DraftTree:
         """The fast path: constants for the topology, and the tokens side by side."""
-        rows = steps.token_list[0].shape[0]
-        return DraftTree(
-            self._topk1_parents_prealloc[:rows],
-            self._topk1_score_indices_prealloc[:rows],
-            torch.cat(steps.token_list, dim=1),
-        )
+        tokens = steps.token_list
+        key = self.num_steps, tokens[0].shape[0]
+        if key not in self._chain_views:
+            parents, indices = self._chain_buffers[self.num_steps]
+            self._chain_views[key] = parents[: key[1]], indices[: key[1]]
+        return DraftTree(*self._chain_views[key], tokens[0] if len(tokens) == 1 else torch.cat(tokens, dim=1))
 
     def _forward_step(self, tokens: Tensor, step: int) -> Tensor:  # [bs] -> [bs, vocab_size]
         """Run the draft model over the tokens of `step` (0-based) and return the logits after them."""
