@@ -51,6 +51,10 @@ class ServerMetrics:
         )
 
 
+MAX_ROUND_TOKENS = 65
+"""The deepest tier that the protocol allows, and the bonus token."""
+
+
 class TokenTimes:
     """Times the tokens of one request as they reach the server."""
 
@@ -68,7 +72,8 @@ class TokenTimes:
             self._metrics.time_to_first_token.observe(max(0.0, now - self._started))
             self._last = now
             count -= 1
-        for _ in range(count):
+        # The event loop does this: bounded, by what a round can yield at most.
+        for _ in range(min(count, MAX_ROUND_TOKENS)):
             self._metrics.inter_token.observe(max(0.0, now - self._last) / count)
         self._last = now
 
