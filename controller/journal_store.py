@@ -164,8 +164,7 @@ class Store:
         if self.path == ":memory:":
             ((pages,), (page_size,)) = self.read("PRAGMA page_count") + self.read("PRAGMA page_size")
             return int(pages) * int(page_size)
-        files = (Path(self.path), Path(f"{self.path}-wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
+        return _size(Path(self.path)) + _size(Path(f"{self.path}-wal"))
 
     def close(self) -> None:
         """Close the file; the lock goes with it."""
@@ -208,3 +207,11 @@ def _connect(target: str, *, is_uri: bool = False) -> sqlite3.Connection:
     return sqlite3.connect(
         target, uri=is_uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
+
+
+def _size(file: Path) -> int:
+    """A disk that is in trouble must not end the thread that writes the journal."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -165,6 +165,21 @@ def fill(journal: Journal, pages: int) -> None:
     connection.execute(f"PRAGMA max_page_count = {used + pages}")
 
 
+def test_a_file_whose_size_cannot_be_told_is_written_all_the_same(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = desk.open()
+    journal.append(decision("a"))
+
+    def trouble(self: Path, **_: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", trouble)
+        assert journal.flush() and desk.counts.size_bytes == 0
+    assert desk.rows("SELECT COUNT(*) FROM decisions") == [(1,)]
+
+
 def test_a_full_disk_is_counted_said_once_and_stops_nobody(desk: Desk, caplog: Any) -> None:
     journal = desk.open()
     fill(journal, 0)
