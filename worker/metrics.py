@@ -17,6 +17,7 @@ from worker.api.served import ServedModel
 from worker.protocol import PlanSource, PlanStatus, SpecInfo, SpecStats
 from worker.request import FinishReason
 from worker.round_metrics import batch_size_buckets, round_metrics
+from worker.spec.plan import find_entry
 from worker.telemetry import Telemetry
 
 FIRST_TOKEN_EDGES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -187,5 +188,4 @@ def _depth_in_force(status: PlanStatus, batch_size: int) -> int:
         return plan.pin.num_steps
     if plan is None or status.remaining_seconds <= 0:
         return status.fallback_num_steps
-    fitting = (entry.num_steps for entry in plan.entries if batch_size <= entry.max_batch_size)
-    return next(fitting, plan.entries[-1].num_steps)
+    return plan.entries[find_entry(plan.entries, batch_size)].num_steps

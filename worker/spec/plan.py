@@ -88,7 +88,7 @@ class PlanTable:
             self._pin_expires = now + plan.pin.ttl_seconds if plan.pin else 0.0
             if not is_renewal:
                 self._probe_rounds_left = plan.probe.rounds if plan.probe else 0
-                self._entry = _find(plan.entries, self._batch_size)
+                self._entry = find_entry(plan.entries, self._batch_size)
             return self._status(now)
 
     def depth_for_round(self, batch_size: int, now: float) -> RoundDepth:
@@ -187,7 +187,7 @@ def _content(plan: SpecPlan) -> tuple[object, ...]:
     return plan.entries, plan.dead_band, plan.probe, pin, plan.reason
 
 
-def _find(entries: Sequence[PlanEntry], batch_size: int) -> int:
+def find_entry(entries: Sequence[PlanEntry], batch_size: int) -> int:
     """Index of the first entry whose edge is not below the batch size; the last one beyond all edges."""
     for index, entry in enumerate(entries):
         if batch_size <= entry.max_batch_size:
@@ -201,7 +201,7 @@ def _follow(entries: Sequence[PlanEntry], current: int, batch_size: int, dead_ba
     A batch size that swings around an edge would otherwise flip the depth each time (vLLM 49986). The band is
     clamped so that the far end of every entry is always reached: at small sizes it is worth one row at most.
     """
-    target = _find(entries, batch_size)
+    target = find_entry(entries, batch_size)
     if target > current + 1 or target < current - 1:
         return target
     if target > current:

@@ -16,14 +16,6 @@ from worker.models.rope import RotaryTable, rotate
 from worker.spec.eagle_layouts import load_head, read_head_sizes
 
 CPU = torch.device("cpu")
-LAYOUTS = [
-    "EAGLE-1",
-    "EAGLE-3",
-    "speculators eagle",
-    "speculators eagle layernorms",
-    "speculators eagle3",
-    "own",
-]
 PREFIXES = {
     "EAGLE-1": "layers.0.",
     "own": "layers.0.",
@@ -32,6 +24,7 @@ PREFIXES = {
     "speculators eagle": "transformer.",
     "speculators eagle layernorms": "transformer.",
 }
+LAYOUTS = list(PREFIXES)
 ROWS = 9
 EPS = 1e-5
 
