@@ -1,7 +1,8 @@
 """Feed: what the event stream tells. Samples the workers once a second, keeps the last minutes, passes decisions on.
 
 Nothing is queued for a subscriber: it holds a cursor and takes, whenever it is ready, the decisions above it and the
-newest sample. So a slow one skips samples, misses no decision and costs no memory. Knows nothing about HTTP.
+newest sample. So a slow one skips samples, misses no decision and costs no memory. What is told is ASCII: a reason may
+hold characters that some readers of event streams take for a line's end. Knows nothing about HTTP.
 """
 
 import asyncio
@@ -117,7 +118,7 @@ class Feed:
             mode=self._loop.mode,
             journal=self._journal.failure or "ok",
             workers=states,
-        ).model_dump_json()
+        ).model_dump_json(ensure_ascii=True)
         self._samples += 1
         self._wake()
 
@@ -168,7 +169,9 @@ class Feed:
             interval_seconds=SAMPLE_SECONDS,
             history=self._history.view(),
         )
-        yield ServerSentEvent(event="begin", raw_data=begin.model_dump_json(), retry=RETRY_MILLISECONDS)
+        yield ServerSentEvent(
+            event="begin", raw_data=begin.model_dump_json(ensure_ascii=True), retry=RETRY_MILLISECONDS
+        )
         told = 0
         while not self._is_closed:
             news = self._news  # taken before looking, so that nothing slips in between
@@ -178,7 +181,7 @@ class Feed:
             page = await self._above(cursor)
             for record in page:
                 cursor = record.cursor
-                body = decision_view(record).model_dump_json()
+                body = decision_view(record).model_dump_json(ensure_ascii=True)
                 yield ServerSentEvent(event="decision", id=str(cursor), raw_data=body)
             if not page:
                 await news.wait()

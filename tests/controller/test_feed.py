@@ -107,6 +107,14 @@ def test_where_a_stream_begins(rig: Any, after: int | None, recent: int, first: 
     assert decision.id == str(expected)
 
 
+def test_a_reason_cannot_break_an_event_in_two(rig: Any) -> None:
+    reason = "before\u2028after\x85end\u2029"
+    rig.loop.recorder.event(next(iter(rig.loop.workers.values()), None), "worker", "later", reason)
+    *_, decision = asyncio.run(take(feed_of(rig), 2, after=0))
+    assert decision.raw_data is not None and len(decision.raw_data.splitlines()) == 1
+    assert reason in body(decision).values()
+
+
 def test_going_on_behind_a_cursor_misses_and_repeats_nothing(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

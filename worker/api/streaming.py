@@ -46,9 +46,15 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(worker, watcher, return_exceptions=True)
 
 
+LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
+"""What Unicode takes for the end of a line and JSON does not escape. For server-sent events only CR and LF are one, but
+clients that cut by `str.splitlines` (httpx's `iter_lines`) would see a broken event."""
+
+
 def event(data: dict[str, Any]) -> bytes:
-    """Return one server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    """Return one server-sent event: one line, whatever a client takes for a line's end."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS)
+    return b"data: " + text.encode() + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"
