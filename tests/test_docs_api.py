@@ -146,7 +146,9 @@ def stage(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPath
     )
     with contextlib.ExitStack() as stack:
         clients = {
-            name: stack.enter_context(TestClient(app, raise_server_exceptions=False))
+            name: stack.enter_context(
+                TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+            )
             for name, app in zip(SECTIONS, apps, strict=True)
         }
         give_up = time.monotonic() + 60
@@ -161,7 +163,7 @@ def stage(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPath
 
 def controller_of(control: FastAPI) -> FastAPI:
     """A controller that steers one worker through its real control app."""
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(control), base_url="http://worker")
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(control), base_url="http://localhost")
     config = ControllerConfig.model_validate(
         {
             "workers": [{"id": "local", "url": "http://127.0.0.1:8101"}],

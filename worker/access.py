@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from worker.config import ServerConfig
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class AccessError(ValueError):
@@ -63,6 +64,18 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def allowed_control_hosts(server: ServerConfig, tokens: ControlTokens) -> list[str]:
+    """Return the names under which the control port answers (`*`: any).
+
+    Without a token it answers to loopback's names only: a web page whose name is made to point to this machine (DNS
+    rebinding) asks with its own name in `Host`.
+    """
+    if tokens.change is not None or server.allow_open_control:
+        return ["*"]
+    host = server.control_host
+    return [*LOOPBACK_NAMES, f"[{host}]" if ":" in host else host]
 
 
 def _secret(field: str, value: SecretStr | None, path: Path | None) -> str | None:

@@ -14,9 +14,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Match, Route
 
-from worker.access import BearerAccess, read_control_tokens
+from worker.access import BearerAccess, allowed_control_hosts, read_control_tokens
 from worker.api import openapi30
 from worker.api.errors import BodyLimit, field_errors
 from worker.api.served import NotReady, ServedModel
@@ -46,6 +47,10 @@ def create_control_app(model: ServedModel, config: WorkerConfig) -> FastAPI:
             read_tokens=[] if tokens.read is None else [tokens.read],
             refuse=problem,
         )
+
+    app.add_middleware(
+        TrustedHostMiddleware, allowed_hosts=allowed_control_hosts(config.server, tokens), www_redirect=False
+    )
 
     # Plain functions run on threads: the engine's locks are short, but the event loop waits for none.
     @app.get("/v1/spec/info")

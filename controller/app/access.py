@@ -22,6 +22,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/"})
 OPEN_BELOW = "/web/"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MIN_TOKEN_LENGTH = 8
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class AccessError(ValueError):
@@ -56,6 +57,17 @@ def read_tokens(server: ServerConfig) -> Tokens:
             "or server.allow_open = true if everybody who reaches it may change depths"
         )
     return Tokens(change, read)
+
+
+def allowed_hosts(server: ServerConfig, tokens: Tokens) -> list[str]:
+    """Return the names under which the listener answers (`*`: any).
+
+    Without a token these are loopback's only: a web page whose name is made to point to this machine (DNS rebinding)
+    asks with its own name in `Host`.
+    """
+    if tokens.change is not None or server.allow_open:
+        return ["*"]
+    return [*LOOPBACK_NAMES, f"[{server.host}]" if ":" in server.host else server.host]
 
 
 def token_of_file(field: str, path: Path) -> str:

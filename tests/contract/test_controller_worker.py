@@ -79,7 +79,8 @@ def client_of(app: Any, token: str | None = TOKEN) -> HttpWorkerClient:
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return HttpWorkerClient(
-        httpx.AsyncClient(transport=transport, base_url="http://worker", headers=headers), timeout_seconds=10
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers),
+        timeout_seconds=10,
     )
 
 
@@ -156,7 +157,7 @@ def test_no_listener_and_nonsense_are_typed() -> None:
         asyncio.run(nobody())
     for answer in (httpx.Response(200, text="hello"), httpx.Response(500), httpx.Response(302)):
         transport = httpx.MockTransport(lambda _, answer=answer: answer)
-        http = httpx.AsyncClient(transport=transport, base_url="http://worker")
+        http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
         with pytest.raises(BadAnswer):
             asyncio.run(HttpWorkerClient(http, timeout_seconds=5).info())
 
@@ -167,7 +168,7 @@ def test_an_answer_that_never_ends_is_unreachable() -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-        http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://worker")
+        http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://localhost")
         await HttpWorkerClient(http, timeout_seconds=0.05).info()
 
     with pytest.raises(Unreachable, match="within"):

@@ -31,7 +31,7 @@ def make_client(simulation: ModuleType) -> Iterator[Callable[..., TestClient]]:
         )
         worker = simulation.SimulatedWorker(simulation.VirtualClock())
         app = create_app(config, clock=SystemClock(), registry=CollectorRegistry(), clients={"a": worker})
-        clients.append(TestClient(app))
+        clients.append(TestClient(app, base_url="http://localhost"))
         return clients[-1].__enter__()
 
     yield make
@@ -76,7 +76,22 @@ def test_another_sites_page_changes_nothing(make_client: Callable[..., TestClien
     assert client.post(path, headers=page).status_code == 403
     assert client.post(path, headers={"Origin": "null"}).status_code == 403
     assert client.get("/v1/mode", headers=page).status_code == 200
-    assert client.put("/v1/mode", json={"mode": "active"}, headers={"Origin": "http://testserver"}).is_success
+    assert client.put("/v1/mode", json={"mode": "active"}, headers={"Origin": "http://localhost"}).is_success
+
+
+def test_without_a_token_only_loopbacks_names_are_answered(make_client: Callable[..., TestClient]) -> None:
+    rebound = {"Host": "evil.example:8200", "Origin": "http://evil.example:8200"}
+    client = make_client()
+    for path in ("/", "/healthz", "/v1/workers", "/metrics"):
+        assert client.get(path, headers=rebound).status_code == 400
+    assert client.put("/v1/mode", json={"mode": "frozen"}, headers=rebound).status_code == 400
+    for name in ("localhost", "LOCALHOST:8200", "127.0.0.1:8200", "[::1]:8200"):
+        assert client.get("/v1/workers", headers={"Host": name}).status_code == 200
+    assert (
+        make_client(host="127.3.2.1").get("/v1/mode", headers={"Host": "127.3.2.1:8200"}).status_code == 200
+    )
+    assert make_client(allow_open=True).get("/v1/mode", headers=rebound).status_code == 200
+    assert make_client(token=CHANGE).get("/v1/mode", headers=bearer(CHANGE) | rebound).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "controller.example", ""])

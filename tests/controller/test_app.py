@@ -37,7 +37,7 @@ def client(simulated: Any) -> Iterator[TestClient]:
         }
     )
     app = create_app(config, clock=SystemClock(), registry=CollectorRegistry(), clients={"a": simulated})
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         wait_for(lambda: client.get("/v1/workers/a/depth").json()["source"] == "policy")
         yield client
 
@@ -281,7 +281,7 @@ def test_metrics_health_and_links(client: TestClient) -> None:
         "ready": True, "detail": "ok", "unreachable_workers": [], "journal": "ok",
     }  # fmt: skip
     links = client.get("/v1").json()["links"]
-    assert {"page", "v1/workers", "v1/events"} <= set(links) and links["page"] == "http://testserver/"
+    assert {"page", "v1/workers", "v1/events"} <= set(links) and links["page"] == "http://localhost/"
 
 
 def test_readiness_turns_false_when_turns_are_late(simulated: Any, simulation: ModuleType) -> None:
@@ -290,12 +290,14 @@ def test_readiness_turns_false_when_turns_are_late(simulated: Any, simulation: M
         {"workers": [{"id": "a", "url": "http://a:1"}], "journal": {"path": ":memory:"}}
     )
     app = create_app(config, clock=clock, registry=CollectorRegistry(), clients={"a": simulated})
-    assert TestClient(app).get("/readyz").status_code == 503, "the loop does not run"
+    assert TestClient(app, base_url="http://localhost").get("/readyz").status_code == 503, (
+        "the loop does not run"
+    )
 
     async def hang() -> Any:
         await asyncio.Event().wait()
 
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         wait_for(lambda: client.get("/readyz").status_code == 200)
         simulated.stats = hang
         wait_for(lambda: app.state.loop.workers["a"].lock.locked())

@@ -91,7 +91,7 @@ def test_the_record_holds_what_the_decision_rests_on(rig: Any) -> None:
 def test_the_same_over_http(rig: Any, worker: Any, file: Path) -> None:
     rig.stop()
     app = create_app(rig.config, clock=rig.clock, registry=CollectorRegistry(), clients={"a": worker})
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         answer = client.get("/v1/workers/a/explain").json()
         assert answer["worker"] == "a" and any("why: climb" in line for line in answer["lines"])
         assert {d["kind"] for d in answer["decisions"]} >= {"worker", "depth"}

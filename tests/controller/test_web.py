@@ -35,7 +35,7 @@ def client(simulation: ModuleType) -> Iterator[TestClient]:
     )
     worker = simulation.SimulatedWorker(simulation.VirtualClock())
     app = create_app(config, clock=SystemClock(), registry=CollectorRegistry(), clients={"a": worker})
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         yield client
 
 

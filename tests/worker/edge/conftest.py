@@ -81,7 +81,7 @@ def client(app: FastAPI) -> Iterator[TestClient]:
 
 @pytest.fixture
 def control(model: ServedModel, config: WorkerConfig) -> Iterator[TestClient]:
-    with TestClient(create_control_app(model, config)) as client:
+    with TestClient(create_control_app(model, config), base_url="http://localhost") as client:
         yield client
 
 

@@ -74,7 +74,9 @@ def guarded(model: ServedModel, config: WorkerConfig, tmp_path: Path) -> Iterato
         "control_token": "changer",
         "control_read_token_file": tmp_path / "read",
     }
-    with TestClient(create_control_app(model, with_server(config, **server))) as client:
+    with TestClient(
+        create_control_app(model, with_server(config, **server)), base_url="http://localhost"
+    ) as client:
         yield client
 
 
@@ -93,6 +95,21 @@ def test_one_token_reads_and_one_changes(
     assert answer.headers["content-type"] == "application/problem+json"
     if token == "reader":
         assert answer.json()["detail"] == "this bearer token may only read"
+
+
+def test_without_a_token_the_control_port_answers_loopbacks_names_only(
+    model: ServedModel, config: WorkerConfig
+) -> None:
+    rebound = {"Host": "evil.example:8101", "Origin": "http://evil.example:8101"}
+    with TestClient(create_control_app(model, config), base_url="http://localhost") as client:
+        assert client.get("/v1/spec/info", headers=rebound).status_code == 400
+        assert client.put("/v1/spec/plan", json={}, headers=rebound).status_code == 400
+        for name in ("127.0.0.1:8101", "[::1]:8101", "localhost"):
+            assert client.get("/v1/spec/info", headers={"Host": name}).status_code == 200
+    for server in ({"allow_open_control": True}, {"control_token": "changer"}):
+        with TestClient(create_control_app(model, with_server(config, **server))) as client:
+            headers = rebound | {"Authorization": "Bearer changer"}
+            assert client.get("/v1/spec/info", headers=headers).status_code == 200
 
 
 def test_secrets_come_from_files_or_values_but_not_both(tmp_path: Path) -> None:

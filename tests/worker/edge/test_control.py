@@ -139,7 +139,7 @@ def test_a_405_names_every_method(control: TestClient) -> None:
 
 
 def test_while_loading_it_is_503(config: WorkerConfig) -> None:
-    with TestClient(create_control_app(ServedModel(), config)) as client:
+    with TestClient(create_control_app(ServedModel(), config), base_url="http://localhost") as client:
         assert client.get("/v1/spec/info").status_code == 503
         assert client.get("/v1/spec/stats").json()["detail"] == "the model is still loading"
 
@@ -156,7 +156,9 @@ def test_a_body_above_the_limit_is_413(control: TestClient) -> None:
 def guarded(model: ServedModel, config: WorkerConfig, tmp_path: Path) -> Iterator[TestClient]:
     (tmp_path / "token").write_text("s3cret\n")
     server = ServerConfig(control_host="0.0.0.0", control_token_file=tmp_path / "token")
-    with TestClient(create_control_app(model, config.model_copy(update={"server": server}))) as client:
+    with TestClient(
+        create_control_app(model, config.model_copy(update={"server": server})), base_url="http://localhost"
+    ) as client:
         yield client
 
 
