@@ -82,6 +82,11 @@ class ControlledWorker:
         """Whether the pause after failures is over."""
         return now >= self._next_attempt
 
+    @property
+    def has_missed(self) -> bool:
+        """Whether the latest attempt failed and the one before did not: worth another look soon."""
+        return self._failures == 1
+
     def succeeded(self, stats: SpecStats, now: float) -> None:
         """Take a reading in: the worker is there."""
         self.stats, self.seen_seconds = stats, now
@@ -93,11 +98,12 @@ class ControlledWorker:
     def failed(self, error: Exception, now: float, config: LoopConfig) -> None:
         """Note a failed attempt and pause: twice as long each time, with jitter, up to the limit.
 
-        Two failures in a row make the worker unreachable; one may be a slow moment.
+        Two failures in a row make the worker unreachable; one may be a slow moment, and the next turn tries again.
         """
         self._failures += 1
         pause = config.poll_interval_seconds * 2.0 ** min(self._failures - 1, 16)
-        self._next_attempt = now + min(pause, config.backoff_max_seconds) * self._rng.uniform(0.5, 1.0)
+        pause = min(pause, config.backoff_max_seconds) * self._rng.uniform(0.5, 1.0)
+        self._next_attempt = now if self.has_missed else now + pause
         self.last_error = str(error)
         if self._failures >= 2:
             self.is_reachable = False

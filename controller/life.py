@@ -17,7 +17,7 @@ from controller.worker_client import WorkerClient
 from worker.protocol import PlanStatus, SpecInfo
 
 SOON = 0.4
-"""Share of the interval between two looks that must pass even when something is under way."""
+"""Share of the interval between two looks that must pass even when something is under way or a look has failed."""
 SURPRISING = 1.5
 """Standard deviations between expected and seen drafts that are worth another look."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from controller.config import ControllerConfig
-from controller.life import Life
+from controller.life import SOON, Life
 from controller.simulate.profile import profile_of
 from controller.simulate.scenario import Scenario
 from controller.simulate.surface import Surface
@@ -89,6 +89,7 @@ class Steering:
         self._lag = scenario.lag_seconds
         self._lost = scenario.lost_polls
         self._rng = random.Random(f"{seed} polls")
+        self._has_missed = False
         self._next_poll = CONTROLLER_STARTS_AT + self._interval * self._rng.random()
         self._in_flight: list[tuple[float, SpecPlan]] = []
         self._version = 0
@@ -109,11 +110,16 @@ class Steering:
                 _, plan = self._in_flight.pop(0)
                 self._worker.plan.put(plan, arrival)
             else:
-                now = self._next_poll
-                if not (self._lost and self._rng.random() < self._lost):
-                    self._poll(now)
-                pause = self._life.pause_seconds(self._interval) if self._life else self._interval
-                self._next_poll = now + pause
+                self._next_poll += self._look(self._next_poll)
+
+    def _look(self, now: float) -> float:
+        """Take a turn if the reading is not lost; return how long to pause, as `ControlLoop` does."""
+        has_missed, self._has_missed = self._has_missed, bool(self._lost) and self._rng.random() < self._lost
+        if not self._has_missed:
+            self._poll(now)
+        if self._life is None or (has_missed and self._has_missed):
+            return self._interval
+        return SOON * self._interval if self._has_missed else self._life.pause_seconds(self._interval)
 
     def _poll(self, now: float) -> None:
         worker = self._worker
