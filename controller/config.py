@@ -145,7 +145,7 @@ class GuardConfig(Section):
     max_changes_per_minute: Annotated[int, Field(ge=1, le=10_000)] = 60
     min_rounds: Annotated[int, Field(ge=1, le=100_000)] = 6
     min_request_rounds: Annotated[int, Field(ge=1, le=100_000)] = 12
-    window_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.5
+    window_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.4
     """A controller that has just met a worker watches this long before its first change."""
     breaker_tolerance: Annotated[float, Field(ge=0, le=1)] = 0.10
     """Forecast and delivered tokens/s may differ by this much; more, window after window: the worker's own depth."""
