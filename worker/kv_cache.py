@@ -5,6 +5,7 @@ caller: rollback moves that length and touches nothing here, and stale rows behi
 """
 
 import heapq
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -145,6 +146,18 @@ class KVCache:
         """Copy the first `length` tokens of one slot to another."""
         for layer in self._stored:
             layer[:, target, :, :length] = layer[:, source, :, :length]
+
+    def compact(self, slot: int, start: int, cells: Sequence[int]) -> None:
+        """Move the tokens at `cells` to `start`, `start + 1`, …: an accepted path of a draft tree becomes a chain.
+
+        Keys are rotated by their position, not by their cell, so moving them is a copy, bit for bit.
+        """
+        if list(cells) == list(range(start, start + len(cells))):
+            return
+        index = torch.tensor(cells, device=self.layers[0].device)
+        for layer in self._stored:
+            # Indexing copies first, so a target may be another token's source.
+            layer[:, slot, :, start : start + len(cells)] = layer[:, slot].index_select(2, index)
 
     def swap_out(
         self, slot: int, length: int

@@ -8,8 +8,10 @@ from worker.config import WorkerConfig
 from worker.models.attention import Segment
 from worker.models.fetch import ensure_default_model
 from worker.models.loader import load_decoder
+from worker.models.tree_attention import TreeSegment
 from worker.protocol import PlanEntry, SpecPlan
 from worker.request import Request, SamplingParams
+from worker.spec.tree import Topology
 
 pytestmark = pytest.mark.model
 
@@ -59,6 +61,48 @@ def test_logits_are_bitwise_the_same_at_every_depth_batch_size_and_mix(packing):
     for counts in alone + together + ragged:
         for slot, rows in logits(counts).items():
             assert torch.equal(rows, plain[slot][: counts[slot]]), (slot, counts)
+
+
+PARENTS = [0, 0, 0, 1, 1, 2, 4, 4, 6, 7, 8]
+"""Of rows 1, 2, …: five levels of a tree, the deepest path 1, 4, 7, 10."""
+
+
+def test_a_trees_logits_and_its_compacted_kv_are_bitwise_those_of_plain_decoding():
+    torch.set_num_threads(1)
+    decoder = load_decoder(
+        ensure_default_model(), dtype=torch.bfloat16, device=torch.device("cpu"), packing="int4"
+    )
+    generator = torch.Generator().manual_seed(6)
+    topology = Topology.tree(PARENTS, max_depth=9)
+    rows, spare = len(PARENTS) + 1, 5
+    lengths = [60, 61, 62, 90, 1]  # the rows of a tree lie on both sides of a KV length's edge in some
+    kv = decoder.new_kv_cache(spare + 1, 192)
+    past = torch.randint(0, 49152, (100,), generator=generator)
+    decoder.forward(past, [Segment(0, 0, 100)], kv, phase="prefill")
+    for slot in range(1, spare):
+        kv.copy(0, slot, lengths[slot])
+    texts = torch.randint(0, 49152, (spare, rows), generator=generator)
+    segments: list[Segment] = [
+        TreeSegment(slot, length, rows, trunk=length, paths=topology.paths(length))
+        for slot, length in enumerate(lengths)
+    ]
+    segments[3] = Segment(3, lengths[3], rows)  # a chain among trees
+    hidden = decoder.forward(texts.flatten(), segments, kv, phase="decode")
+    logits = decoder.logits(hidden).view(spare, rows, -1)
+
+    for slot, length in enumerate(lengths):
+        leaf = 10 if slot % 2 else 11
+        path = list(range(rows))
+        if slot != 3:
+            path = [cell - length for cell in topology.paths(length)[leaf]]
+        kv.copy(slot, spare, length)
+        for depth, row in enumerate(path):
+            alone = Segment(spare, length + depth, 1)
+            plain = decoder.logits(decoder.forward(texts[slot, row : row + 1], [alone], kv, phase="decode"))
+            assert torch.equal(logits[slot, row], plain[0]), (slot, row)
+        kv.compact(slot, length, [length + row for row in path])
+        stop = length + len(path)
+        assert all(torch.equal(layer[:, slot, :, :stop], layer[:, spare, :, :stop]) for layer in kv.layers)
 
 
 PROMPT = [(7 * i + i // 5) % 3000 + 200 for i in range(40)] * 2

@@ -41,6 +41,19 @@ class Segment:
         """First position behind the segment."""
         return self.start + self.count
 
+    @property
+    def positions(self) -> Sequence[int]:
+        """Absolute position of each row: what its keys and queries are rotated by."""
+        return range(self.start, self.stop)
+
+
+def addresses(segments: Sequence[Segment], device: torch.device) -> Tensor:  # [3, rows] int64
+    """Return slot, cell (where its keys and values are stored) and position of every row."""
+    slots = [segment.slot for segment in segments for _ in range(segment.count)]
+    cells = [cell for segment in segments for cell in range(segment.start, segment.stop)]
+    positions = [position for segment in segments for position in segment.positions]
+    return torch.tensor((slots, cells, positions), dtype=torch.int64, device=device)
+
 
 class AttentionPlan(Protocol):
     """What one forward needs to attend, the same for all layers."""

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kv_cache import KVCache
-from worker.models.attention import AttentionPlan, DecodePlan, PrefillPlan, Segment
+from worker.models.attention import AttentionPlan, PrefillPlan, Segment, addresses
 from worker.models.config import DecoderConfig
 from worker.models.linear import Linear, Phase
 from worker.models.norm import RmsNorm
 from worker.models.rope import TurnTable, turn
+from worker.models.tree_attention import decode_plan
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
@@ -116,8 +117,8 @@ class Decoder:
     ) -> Tensor:
         """Compute rows and store their keys and values.
 
-        Each row attends to positions 0 up to its own in its own slot, so a segment's earlier positions must be in
-        the cache already. Two segments must not share a slot.
+        Each row attends to positions 0 up to its own in its own slot (a row of a `TreeSegment`: along its own path),
+        so a segment's earlier positions must be in the cache already. Two segments must not share a slot.
 
         Args:
             token_ids: `[rows]` int64, the rows of all segments one after another.
@@ -137,9 +138,9 @@ class Decoder:
         config, rows = self.config, len(token_ids)
         num_heads, num_turning = config.num_heads, config.num_heads + config.num_kv_heads
         plan = self._plan(segments, kv, phase)
-        slots, positions = _addresses(segments, self.device)  # [rows] each
+        slots, cells, positions = addresses(segments, self.device)  # [rows] each
         turns = self._turns.at(positions, num_turning, num_turning + config.num_kv_heads)
-        places = kv.rows_of(slots, positions)  # [rows * 2 * num_kv_heads]
+        places = kv.rows_of(slots, cells)  # [rows * 2 * num_kv_heads]
         x = self._weights.embedding.index_select(0, token_ids)  # [rows, hidden_size]
         for index, (layer, layer_kv) in enumerate(zip(self._weights.layers, kv.layers, strict=True)):
             heads = layer.qkv(layer.input_norm(x), phase).view(rows, -1, config.head_dim)
@@ -161,7 +162,7 @@ class Decoder:
         window = self.config.sliding_window
         if phase == "prefill":
             return PrefillPlan(segments, kv, window)
-        return DecodePlan(segments, kv, self.config.num_heads // self.config.num_kv_heads, window)
+        return decode_plan(segments, kv, self.config.num_heads // self.config.num_kv_heads, window)
 
     @torch.no_grad()
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -177,14 +178,6 @@ class Decoder:
 def norm_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of every head by itself: `heads` `[rows, n, head_dim]`, `weight` `[n, head_dim]` → the same shape."""
     return F.rms_norm(heads, heads.shape[-1:], None, eps) * weight
-
-
-def _addresses(segments: Sequence[Segment], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (slots, positions) of every row, `[rows]` int64 each."""
-    slots = [segment.slot for segment in segments for _ in range(segment.count)]
-    positions = [position for segment in segments for position in range(segment.start, segment.stop)]
-    pair = torch.tensor((slots, positions), dtype=torch.int64, device=device)
-    return pair[0], pair[1]
 
 
 def _check_rows(token_ids: Tensor, segments: Sequence[Segment], kv: KVCache, phase: Phase) -> None:

@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kv_cache import KVCache
-from worker.models.attention import AttentionPlan, DecodePlan, PrefillPlan, Segment
+from worker.models.attention import AttentionPlan, PrefillPlan, Segment, addresses
 from worker.models.config import DecoderConfig
 from worker.models.decoder import Decoder
 from worker.models.linear import Linear, Phase
 from worker.models.norm import RmsNorm
 from worker.models.rope import TurnTable, turn
+from worker.models.tree_attention import decode_plan
 
 Style = Literal["eagle", "eagle3"]
 
@@ -118,16 +119,14 @@ class EagleHead:
         """Compute rows and store their keys and values; see `Decoder.forward` for segments and phase."""
         weights, layer, dtype = self._weights, self.config.layer, self._target.dtype
         num_heads, num_turning = layer.num_heads, layer.num_heads + layer.num_kv_heads
-        slots = [segment.slot for segment in segments for _ in range(segment.count)]
-        positions = [p for segment in segments for p in range(segment.start, segment.stop)]
-        at = torch.tensor((slots, positions), device=self._device)  # [2, rows]
+        slots, cells, positions = addresses(segments, self._device)  # [rows] each
         plan: AttentionPlan
         if phase == "prefill":
             plan = PrefillPlan(segments, kv)
         else:
-            plan = DecodePlan(segments, kv, layer.num_heads // layer.num_kv_heads)
-        turns = self._turns.at(at[1], num_turning, num_turning + layer.num_kv_heads)
-        places = kv.rows_of(at[0], at[1])  # [rows * 2 * num_kv_heads]
+            plan = decode_plan(segments, kv, layer.num_heads // layer.num_kv_heads)
+        turns = self._turns.at(positions, num_turning, num_turning + layer.num_kv_heads)
+        places = kv.rows_of(slots, cells)  # [rows * 2 * num_kv_heads]
         x, joined = self._join(token_ids, hidden, phase)
         heads = weights.qkv(joined, phase).view(len(token_ids), -1, layer.head_dim)
         heads = turn(heads, turns)
