@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker.config import WorkerConfig
+from worker.config import SpecConfig, WorkerConfig
 from worker.device import available_cores, choose_device, choose_precision
 from worker.engine import Engine
 from worker.engine_thread import EngineThread
@@ -22,7 +22,14 @@ from worker.model_runner import ModelRunner
 from worker.models.config import read_config
 from worker.models.loader import load_tokenizer, token_count
 from worker.models.locate import locate_model, model_name
-from worker.pairing import build_drafter, check_width, draft_cache_tokens, head_directory, load_model
+from worker.pairing import (
+    build_drafter,
+    check_width,
+    draft_cache_tokens,
+    head_directory,
+    load_model,
+    target_cache_tokens,
+)
 from worker.profile import PROFILE_CONTEXT_TOKENS, Profiler, load_or_measure, profile_path
 from worker.protocol import LatencyProfile, SpecInfo
 from worker.scheduler import Scheduler
@@ -69,7 +76,7 @@ def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.mono
 
 def _check_memory(config: WorkerConfig, directory: Path, device: torch.device) -> None:
     """Tell what models and caches will take, and refuse what does not fit, before anything is loaded."""
-    engine, deepest = config.engine, config.spec.candidate_steps[-1]
+    engine = config.engine
     slots = engine.max_running_requests
     target = read_config(directory)
     draft: Placed | PlacedHead | None = None
@@ -81,12 +88,12 @@ def _check_memory(config: WorkerConfig, directory: Path, device: torch.device) -
         draft = Placed(draft_config, slots, draft_cache_tokens(config))
     precision = choose_precision(config.model.dtype, device)
     budget = plan_memory(
-        Placed(target, slots, engine.max_context_tokens),
+        Placed(target, slots, target_cache_tokens(config)),
         draft,
         dtype=precision.dtype,
         packing=precision.packing,
         device=device,
-        verify_rows=slots * (deepest + 1),
+        verify_rows=slots * config.spec.most_draft_tokens,
         step_rows=engine.max_num_batched_tokens,
     )
     logger.info("memory: %s", budget)
@@ -113,18 +120,21 @@ def _load_parts(config: WorkerConfig, directory: Path, tokenizer: Any, device: t
     runner = ModelRunner(
         decoder,
         num_slots=engine.max_running_requests,
-        max_tokens=engine.max_context_tokens,
+        max_tokens=target_cache_tokens(config),
         num_tokens=token_count(tokenizer),
     )
     states = build_runtime_states(
-        config.spec.candidate_steps, max_batch_size=engine.max_running_requests, device=device
+        config.spec.candidate_steps,
+        max_batch_size=engine.max_running_requests,
+        device=device,
+        num_draft_tokens=config.spec.draft_tokens_at,
     )
     return _Parts(runner, build_drafter(config, tokenizer, runner, directory), states)
 
 
 def _describe(config: WorkerConfig, directory: Path, parts: _Parts, device: torch.device) -> SpecInfo:
     engine, spec = config.engine, config.spec
-    has_choice = len(spec.candidate_steps) > 1
+    obstacle = _why_not_adapted(spec)
     return SpecInfo(
         boot_id=uuid.uuid4().hex,
         version=version("slipstream"),
@@ -134,14 +144,25 @@ def _describe(config: WorkerConfig, directory: Path, parts: _Parts, device: torc
         device=_device_name(device),
         dtype=choose_precision(config.model.dtype, device).name,
         candidate_steps=spec.candidate_steps,
+        num_draft_tokens=[spec.draft_tokens_at(num_steps) for num_steps in spec.candidate_steps],
         fallback_num_steps=spec.num_steps,
         fast_path=parts.drafter.fast_path if parts.drafter else "not applicable",
         max_running_requests=engine.max_running_requests,
         max_context_tokens=engine.max_context_tokens,
         max_num_batched_tokens=engine.max_num_batched_tokens,
-        adaptation=has_choice,
-        adaptation_off_reason=None if has_choice else "spec.candidate_steps has one tier only",
+        adaptation=obstacle is None,
+        adaptation_off_reason=obstacle,
     )
+
+
+def _why_not_adapted(spec: SpecConfig) -> str | None:
+    """Return why a controller must not choose the depth; None where it may."""
+    if len(spec.candidate_steps) == 1:
+        return "spec.candidate_steps has one tier only"
+    if spec.topk > 1:
+        # A position's acceptance is comparable across depths only while every depth drafts the same there.
+        return f"spec.topk is {spec.topk}: how wide a tree is at a position depends on its depth"
+    return None
 
 
 def _assemble(
@@ -152,8 +173,8 @@ def _assemble(
     fallback_num_steps: int,
     clock: Callable[[], float],
 ) -> EngineThread:
-    engine, deepest = config.engine, config.spec.candidate_steps[-1]
-    whole = engine.max_running_requests * (engine.max_context_tokens + deepest + 1)
+    engine, num_draft_tokens = config.engine, config.spec.most_draft_tokens
+    whole = engine.max_running_requests * (engine.max_context_tokens + num_draft_tokens)
     max_kv_tokens = engine.max_kv_tokens or whole
     scheduler = Scheduler(
         parts.runner.kv,
@@ -162,13 +183,14 @@ def _assemble(
         max_context_tokens=engine.max_context_tokens,
         prefill_chunk_tokens=engine.prefill_chunk_tokens,
         max_num_batched_tokens=engine.max_num_batched_tokens,
-        deepest_num_steps=deepest,
+        num_draft_tokens=num_draft_tokens,
         max_kv_tokens=max_kv_tokens,
     )
     plans = PlanTable(
         boot_id=info.boot_id,
         candidate_steps=config.spec.candidate_steps,
         fallback_num_steps=fallback_num_steps,
+        num_draft_tokens=info.num_draft_tokens,
     )
     recorder = StatsRecorder()
     core = Engine(
@@ -210,6 +232,8 @@ def _profile(config: WorkerConfig, info: SpecInfo, directory: Path, parts: _Part
         "dtype": info.dtype,
         "threads": torch.get_num_threads(),
         "tiers": info.candidate_steps,
+        "num_draft_tokens": info.num_draft_tokens,
+        "topk": info.topk,
         "batch_sizes": batch_sizes,
         "context_tokens": context_tokens,
         "versions": [info.version, torch.__version__],

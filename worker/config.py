@@ -58,8 +58,10 @@ class SpecConfig(Section):
     num_steps: Annotated[int, Field(ge=0, le=64)] = 2
     """The worker's own depth, followed while no plan is in force (fallback)."""
     num_draft_tokens: int | None = None
-    """Optional cross-check; at topk 1 it must be `num_steps + 1`."""
-    topk: Literal[1] = 1
+    """topk 1: an optional cross-check, `num_steps + 1`. topk above 1: most tokens per request that the target verifies
+    in a round, the root among them; None takes `topk` drafts per level."""
+    topk: Annotated[int, Field(ge=1, le=16)] = 1
+    """Candidates per step; 1 drafts chains, above 1 a drafter that runs a model drafts trees of `num_steps` levels."""
     fast_path: Literal["auto", "off"] = "auto"
     ngram_min: Annotated[int, Field(ge=1, le=16)] = 2
     """Shortest suffix that the n-gram drafter looks up."""
@@ -71,6 +73,18 @@ class SpecConfig(Section):
         """Whether an EAGLE head drafts."""
         return self.drafter in ("eagle", "ngram+eagle")
 
+    def draft_tokens_at(self, num_steps: int) -> int:
+        """Return the tier's num_draft_tokens: tokens per request that the target verifies, the root among them."""
+        if self.topk == 1 or num_steps == 0:
+            return num_steps + 1
+        candidates = self.topk + (num_steps - 1) * self.topk**2
+        return min(self.num_draft_tokens or 1 + self.topk * num_steps, 1 + candidates)
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """The deepest tier's, which no other exceeds: what every buffer is sized for."""
+        return self.draft_tokens_at(self.candidate_steps[-1])
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         steps = self.candidate_steps
@@ -78,7 +92,9 @@ class SpecConfig(Section):
             raise ValueError(f"spec.candidate_steps must rise strictly and start with 0, got {steps}")
         if self.num_steps not in steps:
             raise ValueError(f"spec.num_steps {self.num_steps} is not among spec.candidate_steps {steps}")
-        if self.num_draft_tokens not in (None, self.num_steps + 1):
+        if self.topk > 1:
+            self._check_trees()
+        elif self.num_draft_tokens not in (None, self.num_steps + 1):
             raise ValueError(
                 f"spec.num_draft_tokens {self.num_draft_tokens} does not fit spec.num_steps {self.num_steps}: "
                 f"at topk 1 it is num_steps + 1 = {self.num_steps + 1}"
@@ -93,6 +109,19 @@ class SpecConfig(Section):
         if self.ngram_min > self.ngram_max:
             raise ValueError(f"spec.ngram_min {self.ngram_min} is above spec.ngram_max {self.ngram_max}")
         return self
+
+    def _check_trees(self) -> None:
+        deepest = self.candidate_steps[-1]
+        if self.drafter not in ("model", "eagle"):
+            raise ValueError(
+                f"spec.topk {self.topk} drafts trees, which needs a drafter that runs a model: "
+                f'spec.drafter = "model" or "eagle", got {self.drafter!r}'
+            )
+        if self.num_draft_tokens is not None and self.num_draft_tokens <= deepest:
+            raise ValueError(
+                f"spec.num_draft_tokens {self.num_draft_tokens} is too small for the deepest tier: "
+                f"{deepest} levels and the root need at least {deepest + 1}"
+            )
 
 
 class EngineConfig(Section):
@@ -109,7 +138,7 @@ class EngineConfig(Section):
     """Bound of both KV caches (target's and draft's) together, checked at start; 0: only the machine's memory."""
     prefill_chunk_tokens: Annotated[int, Field(ge=1, le=65536)] = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Rows of one step: running × (deepest tier + 1) + prefill never exceed it."""
+    """Rows of one step: running × num_draft_tokens of the deepest tier + prefill never exceed it."""
     cuda_graph_max_batch_size: Annotated[int, Field(ge=0, le=1024)] = 0
     """Batch sizes up to this get CUDA graphs (0: none; graphs are not built yet)."""
     profile_seconds: Annotated[float, Field(ge=0, le=600)] = 10.0
@@ -173,12 +202,12 @@ class WorkerConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _budget_fits(self) -> Self:
-        deepest = self.spec.candidate_steps[-1]
-        need = self.engine.max_running_requests * (deepest + 1) + self.engine.prefill_chunk_tokens
+        rows = self.engine.max_running_requests * self.spec.most_draft_tokens
+        need = rows + self.engine.prefill_chunk_tokens
         if need > self.engine.max_num_batched_tokens:
             raise ValueError(
                 f"engine.max_num_batched_tokens {self.engine.max_num_batched_tokens} is below "
-                f"max_running_requests × (deepest tier + 1) + prefill_chunk_tokens = {need}"
+                f"max_running_requests × num_draft_tokens of the deepest tier + prefill_chunk_tokens = {need}"
             )
         return self
 

@@ -14,7 +14,6 @@ import torch
 
 from worker.batch import DecodeBatch, row_budget
 from worker.model_runner import ModelRunner
-from worker.models.attention import Segment
 from worker.protocol import SpecInfo
 from worker.request import FinishReason, Phase, Request, TokenChunk
 from worker.sampling import Draw, draw_tokens
@@ -23,7 +22,7 @@ from worker.spec.draft import Drafter, DraftOutput
 from worker.spec.plan import PlanTable
 from worker.spec.runtime_state import SpecRuntimeState
 from worker.spec.stats import RoundTimes, RowOutcome, StatsRecorder
-from worker.spec.verify import Verdict, verify
+from worker.spec.verify import Verdict, run_verify
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +71,13 @@ class Engine:
         try:
             batch, draft = self._draft(batch)
             drafted = self._clock()
-            verdicts, verify_rows = self._verify(batch, draft)
+            verdicts, verify_rows = run_verify(self._runner, self.state, batch.requests, draft)
             verified = self._clock()
         except Exception as error:
             logger.exception("round of %d requests failed", batch.size)
             self.fail(batch.requests, f"internal error: {error}")
             return
-        rows = zip(batch.requests, verdicts, batch.row_budgets, draft.num_proposed, strict=True)
+        rows = zip(batch.requests, verdicts, batch.row_budgets, draft.num_levels, strict=True)
         outcomes = [self._commit(*row) for row in rows]
         self._recorder.record_round(
             num_steps=batch.num_steps,
@@ -130,25 +129,7 @@ class Engine:
         nothing = torch.zeros(batch.size, 0, dtype=torch.long, device=self._runner.device)
         return batch, DraftOutput(nothing, [0] * batch.size)
 
-    @torch.inference_mode()
-    def _verify(self, batch: DecodeBatch, draft: DraftOutput) -> tuple[list[Verdict], int]:
-        """Run the target over roots and drafts; return the verdicts and the rows it computed."""
-        device = self._runner.device
-        roots = torch.tensor(
-            [request.token_at(request.committed - 1) for request in batch.requests], device=device
-        )
-        num_proposed = torch.tensor(draft.num_proposed, device=device)
-        rows = self.state.fill(roots, draft.draft_tokens, num_proposed)
-        segments = [
-            Segment(request.held_slot, request.committed - 1, 1 + count)
-            for request, count in zip(batch.requests, draft.num_proposed, strict=True)
-        ]
-        logits = self._runner.decode(rows, segments)
-        padded = draft.draft_tokens.tolist()
-        drafts = [tokens[:count] for tokens, count in zip(padded, draft.num_proposed, strict=True)]
-        return verify(logits, batch.requests, drafts), len(rows)
-
-    def _commit(self, request: Request, verdict: Verdict, budget: int, num_proposed: int) -> RowOutcome:
+    def _commit(self, request: Request, verdict: Verdict, budget: int, num_levels: int) -> RowOutcome:
         """Append what was accepted, up to EOS or a limit; roll the KV back to the committed tokens; hand out."""
         context_tokens = request.committed
         if not verdict.accept_tokens:
@@ -158,11 +139,11 @@ class Engine:
         correct = min(verdict.num_correct_drafts, len(emitted))
         request.output_ids += emitted
         request.kv_length = request.committed - 1
-        request.spec.record(num_proposed=num_proposed, num_correct=correct)
+        request.spec.record(num_proposed=num_levels, num_correct=correct)
         if reason is None and self.drafter is not None:
             self.drafter.commit(request)
         outcome = RowOutcome(
-            num_proposed_drafts=num_proposed,
+            num_proposed_drafts=num_levels,
             num_correct_drafts=correct,
             num_accept_tokens=len(verdict.accept_tokens),
             num_emitted_tokens=len(emitted),

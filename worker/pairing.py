@@ -35,9 +35,15 @@ def load_model(config: WorkerConfig, directory: Path, device: torch.device) -> D
 def draft_cache_tokens(config: WorkerConfig) -> int:
     """Room per slot of the draft's cache: a row near its end still runs the round's whole depth.
 
-    What it drafts past its budget is not verified.
+    What it drafts past its budget is not verified. A tree stores `topk` nodes per step.
     """
-    return config.engine.max_context_tokens + config.spec.candidate_steps[-1] + 1
+    return config.engine.max_context_tokens + config.spec.topk * config.spec.candidate_steps[-1] + 1
+
+
+def target_cache_tokens(config: WorkerConfig) -> int:
+    """Room per slot of the target's cache: a chain ends where its text may, a tree's nodes lie side by side."""
+    branches = config.spec.most_draft_tokens if config.spec.topk > 1 else 0
+    return config.engine.max_context_tokens + branches
 
 
 def build_drafter(

@@ -18,13 +18,12 @@ from pydantic import ValidationError
 
 from worker.batch import DecodeBatch
 from worker.model_runner import ModelRunner
-from worker.models.attention import Segment
 from worker.protocol import LatencyCell, LatencyProfile
 from worker.request import Request, SamplingParams
 from worker.spec.composite import model_part
-from worker.spec.draft import Drafter
+from worker.spec.draft import Drafter, DraftOutput
 from worker.spec.runtime_state import SpecRuntimeState
-from worker.spec.verify import verify
+from worker.spec.verify import run_verify
 
 logger = logging.getLogger(__name__)
 
@@ -112,19 +111,17 @@ class Profiler:
         """Return (draft, verify) seconds of one round; what it stores is overwritten by the next one."""
         state, device = self._states[num_steps], self._runner.device
         began = self._clock()
-        drafts = torch.zeros(len(requests), num_steps, dtype=torch.long, device=device)
+        budgets = [num_steps] * len(requests)
+        draft = DraftOutput(
+            torch.zeros(len(requests), num_steps, dtype=torch.long, device=device), num_proposed=budgets
+        )
         if self._drafter and num_steps:
             self._drafter.apply_runtime_state(state)
-            drafts = self._drafter.draft(
-                DecodeBatch(requests, num_steps, [num_steps] * len(requests))
-            ).draft_tokens
+            draft = self._drafter.draft(DecodeBatch(requests, num_steps, budgets))
             for request in requests:
                 self._drafter.commit(request)
         drafted = self._clock()
-        roots = torch.tensor([request.prompt_ids[-1] for request in requests], device=device)
-        rows = state.fill(roots, drafts, torch.full((len(requests),), num_steps, device=device))
-        segments = [Segment(r.held_slot, r.committed - 1, 1 + num_steps) for r in requests]
-        verify(self._runner.decode(rows, segments), requests, drafts.tolist())
+        run_verify(self._runner, state, requests, draft)
         return drafted - began, self._clock() - drafted
 
 

@@ -54,7 +54,7 @@ class PlanEntry(WireModel):
     max_batch_size: Annotated[int, Field(ge=1, le=65536)]
     num_steps: NumSteps
     num_draft_tokens: int | None = None
-    """Optional cross-check; must be `num_steps + 1`."""
+    """Optional cross-check for chains: must be `num_steps + 1`. A worker whose trees have another size refuses it."""
 
     @model_validator(mode="after")
     def _counts_agree(self) -> Self:
@@ -153,10 +153,13 @@ class SpecInfo(WireModel):
     drafter: str
     """`model`, `eagle`, `ngram`, `ngram+eagle` or `none`."""
     topk: int
+    """Candidates per drafting step; above 1 the drafts of a round are a tree, and num_steps is its depth."""
     device: str
     dtype: str
     candidate_steps: list[NumSteps]
     """The tiers: depths that have a prebuilt runtime state, rising; 0 is always among them."""
+    num_draft_tokens: list[Annotated[int, Field(ge=1)]] | None = None
+    """Of each tier, tokens per request that the target verifies at most, the root among them; None: num_steps + 1."""
     fallback_num_steps: NumSteps
     fast_path: Literal["on", "off", "not applicable"]
     max_running_requests: int
@@ -166,6 +169,12 @@ class SpecInfo(WireModel):
     adaptation_off_reason: str | None = None
     profile: LatencyProfile | None = None
     """None where profiling is off."""
+
+    def draft_tokens_at(self, num_steps: int) -> int:
+        """Return num_draft_tokens of a tier."""
+        if self.num_draft_tokens is None:
+            return num_steps + 1
+        return self.num_draft_tokens[self.candidate_steps.index(num_steps)]
 
 
 class QueueStats(WireModel):
@@ -184,7 +193,8 @@ class StatsBucket(WireModel):
     (0-based): `proposed` counts drafts that verify looked at; `reached` counts those where every earlier draft
     was correct and the position was not censored (cut by budget, EOS, stop or context); "the drafter had
     nothing to propose" is reached and not correct. `correct` counts drafts accepted *and kept*. So
-    `correct[i] <= reached[i]`, and position acceptance is `correct[i] / reached[i]`.
+    `correct[i] <= reached[i]`, and position acceptance is `correct[i] / reached[i]`. In a tree a position is a level,
+    reached along the accepted path, and `proposed` counts a level once, however many drafts it has.
     """
 
     num_steps: NumSteps

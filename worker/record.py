@@ -89,12 +89,14 @@ def record(
     """Generate an answer to each prompt (a chat turn) and return the trace, ready for JSON.
 
     Raises:
-        ValueError: there is nothing to record: no drafter, or only depth 0.
+        ValueError: there is nothing to record: no drafter, or only depth 0; or trees, which a trace has no place for.
     """
     num_steps = config.spec.candidate_steps[-1]
     engine = thread.engine
     if engine.drafter is None or num_steps == 0:
         raise ValueError("spec.drafter and spec.candidate_steps leave nothing to record")
+    if config.spec.topk > 1:
+        raise ValueError(f"spec.topk {config.spec.topk}: a trace records chains, set spec.topk = 1")
     engine.drafter = listener = Listener(engine.drafter)
     entries = [PlanEntry(max_batch_size=config.engine.max_running_requests, num_steps=num_steps)]
     plan = SpecPlan(

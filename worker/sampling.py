@@ -39,9 +39,7 @@ def draw_tokens(
 
     Ties go to the lowest id, in every mode. Logits of banned tokens are overwritten in place.
     """
-    for row, draw in enumerate(draws):
-        if draw.banned:
-            logits[row, [token for token in draw.banned if token < logits.shape[-1]]] = float("-inf")
+    _ban(logits, draws)
     values, tokens = logits.max(dim=-1)
     sampled = [row for row, draw in enumerate(draws) if not draw.params.is_greedy]
     if sampled:
@@ -51,6 +49,34 @@ def draw_tokens(
         noise = torch.stack([gumbel_noise(draw.seed, draw.position, logits.shape[-1]) for draw in chosen])
         tokens[index] = (scores + noise.to(scores)).argmax(dim=-1)
     return tokens.masked_fill_(values.isnan(), -1)
+
+
+def draw_candidates(
+    logits: Tensor,  # [bs, n, vocab_size]: n places of each request's tree
+    draws: Sequence[Draw],  # one per request: its places are at the same position
+    count: int,
+) -> tuple[Tensor, Tensor]:  # [bs, n, count] int64 and their draft probabilities, both likeliest first
+    """Return the tokens that `draw_tokens` would most likely draw; a place with NaN in its logits gives -1 and 0.
+
+    A sampled request's logits are filtered and have their noise: given (seed, position) a draw is certain, and what
+    is likely is that the target, whose logits differ a little, draws the same.
+    """
+    scores = logits.clone()
+    for places, draw in zip(scores, draws, strict=True):
+        _ban(places, [draw] * len(places))
+        if not draw.params.is_greedy:
+            noise = gumbel_noise(draw.seed, draw.position, logits.shape[-1])
+            places.copy_(filter_logits(places, [draw.params] * len(places)) + noise.to(places))
+    probs, tokens = scores.softmax(dim=-1).topk(count, dim=-1)
+    is_broken = logits.isnan().any(dim=-1, keepdim=True)
+    return tokens.masked_fill(is_broken, -1), probs.masked_fill(is_broken, 0.0)
+
+
+def _ban(logits: Tensor, draws: Sequence[Draw]) -> None:
+    """Overwrite the logits of banned tokens, `[rows, vocab_size]`, one draw per row."""
+    for row, draw in enumerate(draws):
+        if draw.banned:
+            logits[row, [token for token in draw.banned if token < logits.shape[-1]]] = float("-inf")
 
 
 def filter_logits(

@@ -38,7 +38,9 @@ class StepPlan(NamedTuple):
 
 
 class Scheduler:
-    """Keeps `running × (deepest tier + 1) + prefill <= max_num_batched_tokens` in every step.
+    """Keeps `running × num_draft_tokens + prefill <= max_num_batched_tokens` in every step.
+
+    `num_draft_tokens` is the deepest tier's: the most rows that a round takes per request.
 
     `max_kv_tokens` bounds what running requests hold together; who outgrows it is preempted. At its default (a whole
     context for every slot) that never happens.
@@ -53,7 +55,7 @@ class Scheduler:
         max_context_tokens: int,
         prefill_chunk_tokens: int,
         max_num_batched_tokens: int,
-        deepest_num_steps: int,
+        num_draft_tokens: int,
         max_kv_tokens: int,
     ) -> None:
         self._kv = kv
@@ -64,7 +66,7 @@ class Scheduler:
         self._max_context = max_context_tokens
         self._chunk = prefill_chunk_tokens
         self._max_batched = max_num_batched_tokens
-        self._rows_per_request = deepest_num_steps + 1
+        self._rows_per_request = num_draft_tokens
         self._lock = threading.Lock()
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # admitted, in order of admission: prefilling or decoding

@@ -37,10 +37,17 @@ requests = st.tuples(
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("drafter", "draft"), [("model", {"noise": 0.1}), ("ngram+eagle", None), ("ngram", None)]
+    ("drafter", "draft", "spec"),
+    [
+        ("model", {"noise": 0.1}, {}),
+        ("model", {"noise": 0.5}, {"topk": 3, "num_draft_tokens": 9}),
+        ("eagle", None, {"topk": 2}),
+        ("ngram+eagle", None, {}),
+        ("ngram", None, {}),
+    ],
 )
-def test_any_history_gives_plain_decodings_tokens(make_rig, drafter, draft):
-    rig = make_rig(drafter=drafter, draft=draft, engine=ENGINE)
+def test_any_history_gives_plain_decodings_tokens(make_rig, drafter, draft, spec):
+    rig = make_rig(drafter=drafter, draft=draft, spec=spec, engine=ENGINE)
     plain_rig = make_rig(
         drafter="none", spec={"candidate_steps": [0]}, engine=ENGINE, calm="eagle" in drafter
     )
@@ -123,7 +130,8 @@ def test_any_history_gives_plain_decodings_tokens(make_rig, drafter, draft):
             rig.assert_idle_and_clean()
             drafters = [rig.engine.drafter, getattr(rig.engine.drafter, "head", None)]
             drafters.append(getattr(rig.engine.drafter, "_lookup", None))
-            assert not any(getattr(d, "_kv_lengths", None) or getattr(d, "_indexes", None) for d in drafters)
+            kept = ("_kv_lengths", "_indexes", "_branches")
+            assert not any(getattr(drafter, name, None) for drafter in drafters for name in kept)
 
     run_state_machine_as_test(
         Machine,

@@ -158,11 +158,13 @@ def disagreements(seeds=60):
 def test_planted_bugs_are_caught(monkeypatch):
     assert disagreements() == 0
     with monkeypatch.context() as patch:  # a verifier that believes the first draft
-        patch.setattr(
-            verify_module,
-            "_judge",
-            lambda target, drafts: verify_module.Verdict([*drafts[:1], target[-1]], len(drafts[:1])),
-        )
+        go_on = verify_module._Walk.go_on
+
+        def believe(walk, token):
+            drafted = [draft for row, draft in walk._children if row == walk.row == walk.rows.start]
+            go_on(walk, drafted[0] if drafted else token)
+
+        patch.setattr(verify_module._Walk, "go_on", believe)
         assert disagreements() > 30
     with monkeypatch.context() as patch:  # noise from one shared stream, as torch.multinomial would use
         stream = torch.Generator().manual_seed(0)

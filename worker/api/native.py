@@ -39,7 +39,7 @@ class ServerInfo:
             "speculative_algorithm": ALGORITHMS.get(info.drafter),
             "speculative_eagle_topk": info.topk,
             "speculative_num_steps": info.fallback_num_steps,
-            "speculative_num_draft_tokens": info.fallback_num_steps + 1,
+            "speculative_num_draft_tokens": info.draft_tokens_at(info.fallback_num_steps),
             "speculative_adaptive": info.adaptation,
             "tp_size": 1,
             "dp_size": 1,
@@ -51,7 +51,7 @@ class ServerInfo:
     def _internal_state(self, info: SpecInfo, stats: SpecStats) -> dict[str, Any]:
         state: dict[str, Any] = {
             "speculative_num_steps": stats.plan.num_steps,
-            "speculative_num_draft_tokens": stats.plan.num_steps + 1,
+            "speculative_num_draft_tokens": info.draft_tokens_at(stats.plan.num_steps),
             "candidate_steps": info.candidate_steps,
             "last_gen_throughput": self._throughput(stats),
             "memory_usage": {"token_capacity": stats.queue.kv_tokens_total},

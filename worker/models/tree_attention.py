@@ -1,9 +1,9 @@
 """Attention of rows that branch: each sees the text of its slot and its own path through a draft tree.
 
-Summation order decides the last bits of a row, so a row's keys and values are gathered in the order of positions, as they
-would lie in a chain, and the kernel sees the shapes that `DecodePlan` gives it. So a node's result is bit for bit what plain
-decoding of its path gives (DESIGN §7). The price: a copy of what each row reads, in every layer. A path that is accepted
-afterwards has only to be moved (`KVCache.compact`). Knows nothing about where trees come from.
+The order of summation decides a row's last bits. So a row's keys and values are gathered in the order of positions, as
+they would lie in a chain, and the kernel sees the shapes that `DecodePlan` gives it: a node's result is bit for bit what
+plain decoding of its path gives (DESIGN §7). The price is a copy of what each row reads, in every layer. A path that is
+accepted afterwards has only to be moved (`KVCache.compact`). Knows nothing about where trees come from.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from worker.models.attention import (
 class TreeSegment(Segment):
     """Rows of one request's draft tree: row i is stored in cell `start + i`, at a position that its depth gives.
 
-    Every row sees the cells below `trunk`, then those of its path. Cells between `trunk` and `start` hold earlier nodes.
+    A row sees the cells below `trunk`, then those of its path. Cells from `trunk` to `start` hold earlier nodes.
     """
 
     trunk: int

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from worker.batch import DecodeBatch
 from worker.kv_cache import KVCache
 from worker.request import Request
 from worker.spec.draft import ChainDrafter, DraftFailure, DraftOutput
+from worker.spec.tree import DraftTree, Topology, kept_parents
 
 
 class CachedDrafter(ChainDrafter):
@@ -50,9 +50,15 @@ class CachedDrafter(ChainDrafter):
         for request in requests:
             self._catch_up(request)
         caught_up = self._clock()
-        draft_tokens = torch.zeros(batch.size, self.num_steps, dtype=torch.long, device=self.device)
+        width = self.num_draft_tokens - 1
+        draft_tokens = torch.zeros(batch.size, width, dtype=torch.long, device=self.device)
+        trees = [Topology.chain(0)] * batch.size
         if rows:
-            draft_tokens[rows] = self._draft_rows(requests)
+            tree = self._draft_rows(requests)
+            draft_tokens[rows] = tree.draft_tokens
+            if self.topk > 1:
+                for row, parents in zip(rows, kept_parents(tree, self.topk), strict=True):
+                    trees[row] = Topology.tree(parents, batch.row_budgets[row])
         # The one look at the numbers before verify: -1 marks a row whose logits held NaN.
         if bool((draft_tokens < 0).any()):
             for request in requests:
@@ -60,7 +66,10 @@ class CachedDrafter(ChainDrafter):
                 self._kv.clear(request.held_slot)
                 self.release(request.held_slot)
             raise DraftFailure("the draft model's logits hold NaN")
-        return DraftOutput(draft_tokens, batch.row_budgets, catch_up_seconds=caught_up - started)
+        output = DraftOutput(draft_tokens, batch.row_budgets, catch_up_seconds=caught_up - started)
+        if self.topk == 1:
+            return output
+        return output._replace(num_proposed=[tree.num_drafts for tree in trees], trees=trees)
 
     def commit(self, request: Request) -> None:
         """Keep the KV of what was committed; the drafts behind it were wrong."""
@@ -76,6 +85,6 @@ class CachedDrafter(ChainDrafter):
         """Store, in chunks, what the KV lacks beyond what the round's first forward takes along."""
         raise NotImplementedError
 
-    def _draft_rows(self, requests: Sequence[Request]) -> Tensor:  # [rows, num_steps]
-        """Draft num_steps tokens for each request."""
+    def _draft_rows(self, requests: Sequence[Request]) -> DraftTree:
+        """Draft num_steps levels for each request."""
         raise NotImplementedError

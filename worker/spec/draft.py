@@ -1,7 +1,7 @@
 """Drafting: the protocol of all drafters, and `draft_forward` with its topk=1 fast path.
 
 A drafter proposes tokens; it never decides what is emitted, so a bad one costs time and no correctness. New kinds
-(an EAGLE head next) subclass `ChainDrafter` and bring their own forward. Knows nothing about plans or HTTP.
+subclass `ChainDrafter` and bring their own forward. Knows nothing about plans or HTTP.
 The fast path follows the analysis of SGLang #26424.
 """
 
@@ -13,18 +13,31 @@ from torch import Tensor
 
 from worker.batch import DecodeBatch
 from worker.request import Request
-from worker.sampling import Draw, draw_tokens
+from worker.sampling import Draw, draw_candidates, draw_tokens
 from worker.spec.runtime_state import SpecRuntimeState
-from worker.spec.tree import DraftTree, organize_draft_results, parent_width
+from worker.spec.tree import DraftTree, Topology, organize_draft_results, parent_width
+from worker.spec.tree_steps import Frontier, TreeSteps
 
 
 class DraftOutput(NamedTuple):
     """What a drafter proposes for one round."""
 
     draft_tokens: Tensor  # [bs, num_draft_tokens - 1] int64; past num_proposed the values mean nothing
-    num_proposed: Sequence[int]  # per request, at most its row_budget
+    num_proposed: Sequence[int]  # per request; a chain's is at most its row_budget
     catch_up_seconds: float = 0.0
     """Part of the draft stage spent on bringing the drafter's own KV up to date."""
+    trees: Sequence[Topology] | None = None
+    """Per request, how its drafts hang together; None: chains."""
+
+    @property
+    def topologies(self) -> Sequence[Topology]:
+        """Per request, of chains too."""
+        return self.trees or [Topology.chain(count) for count in self.num_proposed]
+
+    @property
+    def num_levels(self) -> Sequence[int]:
+        """Positions with a draft, per request, at most its row_budget."""
+        return [topology.num_levels for topology in self.trees] if self.trees else self.num_proposed
 
 
 class DraftFailure(RuntimeError):
@@ -56,7 +69,10 @@ class Drafter(Protocol):
 
 
 class ChainDrafter:
-    """Base of drafters that run a model: depth, chain buffers, and the organising end of `draft_forward`."""
+    """Base of drafters that run a model: depth, chain buffers, and `draft_forward` up to its organising end.
+
+    With topk above 1 the same steps draft a tree, always organised the long way.
+    """
 
     def __init__(
         self,
@@ -130,11 +146,13 @@ class ChainDrafter:
         first_logits: Tensor,  # [bs, vocab_size]: after the root
         draws: Sequence[Sequence[Draw]],  # [num_steps][bs]
     ) -> DraftTree:
-        """Draft a chain of `num_steps` tokens per row.
+        """Draft a chain of `num_steps` tokens per row; with topk above 1 a tree of as many levels.
 
         Each step draws with the target's own rule and noise (DESIGN §7), then one forward over the new tokens gives
         the next step's logits; the last token needs none. A row whose logits held NaN has -1 among its tokens.
         """
+        if self.topk > 1:
+            return self._draft_tree(first_logits, draws)
         is_fast = self.takes_fast_path(first_logits.shape[0])
         self.slow_path_rounds += not is_fast
         steps = ChainSteps()
@@ -147,6 +165,18 @@ class ChainDrafter:
                 logits = self._forward_step(tokens.squeeze(-1).clamp(min=0), step)
         return self.organize(steps) if is_fast else steps.organize_slowly(self.num_draft_tokens)
 
+    def _draft_tree(self, first_logits: Tensor, draws: Sequence[Sequence[Draw]]) -> DraftTree:
+        self.slow_path_rounds += 1
+        steps = TreeSteps(self.topk)
+        logits = first_logits.unsqueeze(
+            1
+        )  # [bs, 1, vocab_size], from the second step on [bs, topk, vocab_size]
+        for step in range(self.num_steps):
+            frontier = steps.append(*draw_candidates(logits, draws[step], self.topk))
+            if step + 1 < self.num_steps:
+                logits = self._forward_frontier(frontier._replace(tokens=frontier.tokens.clamp(min=0)), step)
+        return steps.organize(self.num_draft_tokens)
+
     def organize(self, steps: "ChainSteps") -> DraftTree:
         """The fast path: constants for the topology, and the tokens side by side."""
         tokens = steps.token_list
@@ -158,6 +188,10 @@ class ChainDrafter:
 
     def _forward_step(self, tokens: Tensor, step: int) -> Tensor:  # [bs] -> [bs, vocab_size]
         """Run the draft model over the tokens of `step` (0-based) and return the logits after them."""
+        raise NotImplementedError
+
+    def _forward_frontier(self, frontier: Frontier, step: int) -> Tensor:  # -> [bs, topk, vocab_size]
+        """The same for the nodes of a tree that go on after `step`."""
         raise NotImplementedError
 
 

@@ -18,6 +18,8 @@ from worker.request import Request
 from worker.sampling import Draw
 from worker.spec.cached_draft import CachedDrafter
 from worker.spec.eagle_head import EagleHead
+from worker.spec.tree import DraftTree
+from worker.spec.tree_steps import Branches, Frontier, grow_branches
 
 
 class EagleDrafter(CachedDrafter):
@@ -41,7 +43,7 @@ class EagleDrafter(CachedDrafter):
         Args:
             head: the network.
             target: stores the features.
-            topk: 1.
+            topk: see `ChainDrafter`.
             max_rows: see `ChainDrafter`.
             max_tokens: rows per slot of the head's cache.
             deepest_num_steps: the deepest tier: a round commits at most one token more.
@@ -65,7 +67,8 @@ class EagleDrafter(CachedDrafter):
         self._most_extended = deepest_num_steps + 1
         self._segments: Sequence[Segment] = ()
         self._extended = torch.empty(0)  # [rows, hidden_size]: the head's, of the root's row
-        self._hidden = self._extended  # the same of the latest step
+        self._hidden = self._extended  # the same of the latest step; [rows, topk, hidden_size] of a tree's
+        self._growing: Sequence[Branches] = ()
 
     def draft_extend(self, requests: Sequence[Request]) -> Tensor:  # [rows, vocab_size]
         """Store the rows of what was committed since the last round; return the logits after the root.
@@ -109,13 +112,27 @@ class EagleDrafter(CachedDrafter):
         return hidden
 
     @torch.inference_mode()
-    def _draft_rows(self, requests: Sequence[Request]) -> Tensor:  # [rows, num_steps]
+    def _draft_rows(self, requests: Sequence[Request]) -> DraftTree:
         logits = self.draft_extend(requests)
+        self._growing = [Branches(s.slot, s.start) for s in self._segments]
         draws = [[Draw.at(r, r.committed + step) for r in requests] for step in range(self.num_steps)]
-        return self.draft_forward(logits, draws).draft_tokens
+        return self.draft_forward(logits, draws)
 
     def _forward_step(self, tokens: Tensor, step: int) -> Tensor:
         segments = [Segment(s.slot, s.start + step, 1) for s in self._segments]
         before = self._hidden if step else self._extended
         self._hidden = self._head.forward(tokens, before, segments, self._kv, phase="decode")
         return self._head.logits(self._hidden)
+
+    def _forward_frontier(self, frontier: Frontier, step: int) -> Tensor:
+        before = self._hidden if step else self._extended.unsqueeze(1)
+        came_from = frontier.parents.unsqueeze(-1).expand(-1, -1, before.shape[-1])
+        hidden = self._head.forward(
+            frontier.tokens.flatten(),
+            before.gather(1, came_from).flatten(0, 1),
+            grow_branches(self._growing, frontier),
+            self._kv,
+            phase="decode",
+        )
+        self._hidden = hidden.view(*frontier.tokens.shape, -1)
+        return self._head.logits(hidden).view(*frontier.tokens.shape, -1)

@@ -23,7 +23,7 @@ class PlanConflict(Exception):
 
 
 class UnknownTier(Exception):
-    """The plan names a depth without a prebuilt runtime state (422)."""
+    """The plan names a depth, or a size of trees, without a prebuilt runtime state (422)."""
 
     def __init__(self, message: str, candidate_steps: Sequence[int]) -> None:
         super().__init__(message)
@@ -55,9 +55,19 @@ class RoundDepth(NamedTuple):
 class PlanTable:
     """Holds the newest plan; `depth_for_round` is asked exactly once per round."""
 
-    def __init__(self, *, boot_id: str, candidate_steps: Sequence[int], fallback_num_steps: int) -> None:
+    def __init__(
+        self,
+        *,
+        boot_id: str,
+        candidate_steps: Sequence[int],
+        fallback_num_steps: int,
+        num_draft_tokens: Sequence[int] | None = None,
+    ) -> None:
+        """Start on the fallback; `num_draft_tokens` are the tiers' where they draft trees."""
         self._boot_id = boot_id
         self._candidate_steps = tuple(candidate_steps)
+        sizes = num_draft_tokens or [num_steps + 1 for num_steps in candidate_steps]
+        self._num_draft_tokens = dict(zip(candidate_steps, sizes, strict=True))
         self._fallback = fallback_num_steps
         self._lock = threading.Lock()
         self._plan: SpecPlan | None = None
@@ -76,7 +86,9 @@ class PlanTable:
 
         Raises:
             PlanConflict: another boot_id, an older (epoch, version), or the same with other content.
-            UnknownTier: a depth that is no tier. In every error case nothing changes.
+            UnknownTier: a depth that is no tier, or another num_draft_tokens than the tier's.
+
+        In every error case nothing changes.
         """
         with self._lock:
             self._check(plan, now)
@@ -137,6 +149,14 @@ class PlanTable:
             if num_steps not in self._candidate_steps:
                 tiers = list(self._candidate_steps)
                 raise UnknownTier(f"{field}: num_steps {num_steps} is no tier, allowed: {tiers}", tiers)
+        for entry in plan.entries:
+            fitting = self._num_draft_tokens[entry.num_steps]
+            if entry.num_draft_tokens not in (None, fitting):
+                raise UnknownTier(
+                    f"entries: num_draft_tokens {entry.num_draft_tokens} does not fit num_steps {entry.num_steps}: "
+                    f"this worker's trees have {fitting} there",
+                    list(self._candidate_steps),
+                )
         held = self._plan
         if held is None or _order(plan) > _order(held):
             return

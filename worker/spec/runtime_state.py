@@ -4,11 +4,16 @@ A state is chosen, never resized: every buffer here has the rows of the largest 
 can be replayed after any number of changes. Knows nothing about who decides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+def chain_draft_tokens(num_steps: int) -> int:
+    """Return num_draft_tokens at topk 1: the root and one draft per step."""
+    return num_steps + 1
 
 
 @dataclass(frozen=True)
@@ -17,19 +22,19 @@ class SpecRuntimeState:
 
     num_steps: int
     num_draft_tokens: int
-    """`num_steps + 1` at topk 1: the root and its drafts."""
+    """The root and its drafts: `num_steps + 1` at topk 1."""
     verify_tokens: Tensor  # [max_batch_size, num_draft_tokens] int64
-    columns: Tensor  # [1, num_draft_tokens] int64: 0 … num_steps
+    columns: Tensor  # [1, num_draft_tokens] int64: 0, 1, …
 
     def fill(
         self,
         roots: Tensor,  # [bs] int64
-        draft_tokens: Tensor,  # [bs, num_steps] int64
+        draft_tokens: Tensor,  # [bs, num_draft_tokens - 1] int64
         num_proposed: Tensor,  # [bs] int64
     ) -> Tensor:  # [Σ (1 + num_proposed)] int64
         """Lay root and drafts side by side and return the rows to verify, request after request.
 
-        Rows are ragged: a request with fewer drafts than num_steps costs no padding.
+        Rows are ragged: a request with fewer drafts than others costs no padding.
         """
         batch_size = roots.shape[0]
         tokens = self.verify_tokens[:batch_size]
@@ -39,15 +44,20 @@ class SpecRuntimeState:
 
 
 def build_runtime_states(
-    candidate_steps: Sequence[int], *, max_batch_size: int, device: torch.device
+    candidate_steps: Sequence[int],
+    *,
+    max_batch_size: int,
+    device: torch.device,
+    num_draft_tokens: Callable[[int], int] = chain_draft_tokens,
 ) -> dict[int, SpecRuntimeState]:
-    """Build the state of every tier."""
-    return {
-        num_steps: SpecRuntimeState(
+    """Build the state of every tier; `num_draft_tokens` gives the size of its chains or trees."""
+    states = {}
+    for num_steps in candidate_steps:
+        width = num_draft_tokens(num_steps)
+        states[num_steps] = SpecRuntimeState(
             num_steps=num_steps,
-            num_draft_tokens=num_steps + 1,
-            verify_tokens=torch.zeros(max_batch_size, num_steps + 1, dtype=torch.long, device=device),
-            columns=torch.arange(num_steps + 1, device=device).unsqueeze(0),
+            num_draft_tokens=width,
+            verify_tokens=torch.zeros(max_batch_size, width, dtype=torch.long, device=device),
+            columns=torch.arange(width, device=device).unsqueeze(0),
         )
-        for num_steps in candidate_steps
-    }
+    return states

@@ -18,7 +18,7 @@ class RowOutcome(NamedTuple):
     """What one request's row came to in one round."""
 
     num_proposed_drafts: int
-    """Drafts that verify looked at."""
+    """Positions at which verify looked at a draft, in a tree at one or more."""
     num_correct_drafts: int
     """Drafts accepted and kept (not counting what EOS, a stop or a limit cut off)."""
     num_accept_tokens: int

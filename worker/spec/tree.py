@@ -107,7 +107,7 @@ class Topology:
 
     def paths(self, start: int) -> tuple[tuple[int, ...], ...]:
         """Return the cells from the root to each row, if row i lies in cell `start + i`."""
-        paths = [(start,)]
+        paths: list[tuple[int, ...]] = [(start,)]
         for row, parent in enumerate(self.parents, start=1):
             paths.append((*paths[parent], start + row))
         return tuple(paths)
