@@ -129,6 +129,7 @@ def make_rig(tiny_model_dir: Callable[..., Path], eagle_dirs: Callable[..., tupl
         spec: dict[str, Any] | None = None,
         engine: dict[str, Any] | None = None,
         calm: bool = False,
+        dtype: str = "float64",
     ) -> Rig:
         is_eagle = drafter in ("eagle", "ngram+eagle")
         calm_path, head_path = eagle_dirs(**(draft or {} if is_eagle else {}))
@@ -139,7 +140,7 @@ def make_rig(tiny_model_dir: Callable[..., Path], eagle_dirs: Callable[..., tupl
         if is_eagle:
             spec_values["draft_model_path"] = str(head_path)
         config = WorkerConfig(
-            model={"path": str(path), "dtype": "float64", "device": "cpu", "threads": 1},
+            model={"path": str(path), "dtype": dtype, "device": "cpu", "threads": 1},
             spec=spec_values,
             engine={
                 "max_running_requests": 8,

@@ -1,9 +1,9 @@
 """Attention of rows that branch: each sees the text of its slot and its own path through a draft tree.
 
 The order of summation decides a row's last bits. So a row's keys and values are gathered in the order of positions, as
-they would lie in a chain, and the kernel sees the shapes that `DecodePlan` gives it: a node's result is bit for bit what
-plain decoding of its path gives (DESIGN §7). The price is a copy of what each row reads, in every layer. A path that is
-accepted afterwards has only to be moved (`KVCache.compact`). Knows nothing about where trees come from.
+they would lie in a chain, and the kernel sees the shapes that `DecodePlan` gives it: a node's result is bit for bit
+what plain decoding of its path gives (DESIGN §7). The price is a copy of what each row reads, in every layer. A path
+that is accepted afterwards has only to be moved (`KVCache.compact`). Knows nothing about where trees come from.
 """
 
 from collections.abc import Sequence

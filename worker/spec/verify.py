@@ -2,8 +2,8 @@
 
 Vocabulary: a draft is *correct* iff it equals the token that the target draws at its position, every earlier one
 being correct; the *bonus token* is the target's token after the last correct draft. In a tree the walk goes from the
-root to the child that holds the drawn token, until there is none. A chain is a tree without siblings, and plain decoding
-the same with no drafts. Knows nothing about EOS, limits or text: cutting is the commit's business.
+root to the child that holds the drawn token, until there is none. A chain is a tree without siblings, plain decoding
+one without drafts. Knows nothing about EOS, limits or text: cutting is the commit's business.
 """
 
 from collections.abc import Sequence
