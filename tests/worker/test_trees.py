@@ -95,18 +95,55 @@ def test_the_drafters_kv_after_a_round_is_that_of_the_text(make_rig, monkeypatch
     assert set(firsts) == {1, 2}
 
 
-@pytest.mark.parametrize("room", [1, 2, 5])
+def test_an_eagle_heads_nodes_are_those_of_chains(make_rig, monkeypatch):
+    """Each node's logits are what the head says at the end of a chain with the node's path."""
+    rig = make_rig(drafter="eagle", draft={"layout": "EAGLE-3"}, spec={"topk": 3})
+    drafter, steps = rig.engine.drafter, []
+    forward = drafter._forward_frontier
+
+    def noting(frontier, step):
+        logits = forward(frontier, step)
+        steps.append((frontier, logits))
+        return logits
+
+    monkeypatch.setattr(drafter, "_forward_frontier", noting)
+    rig.set_depth(5)
+    running = rig.submit(PROMPT, max_tokens=20)
+    places = set()
+    while rig.thread._scheduler.has_work():
+        start, slot = running.request.committed - 1, running.request.slot
+        steps.clear()
+        rig.step()
+        paths = [[]]
+        for frontier, logits in steps:
+            parents = frontier.parents[0].tolist()
+            paths = [[*paths[p], t] for p, t in zip(parents, frontier.tokens[0].tolist(), strict=True)]
+            places |= {tuple(parents)}
+            for path, expected in zip(paths, logits[0], strict=True):
+                drafter._kv.copy(slot, slot + 1, start)
+                hidden = drafter._extended
+                for step, token in enumerate(path):
+                    segment = Segment(slot + 1, start + step, 1)
+                    hidden = drafter._head.forward(
+                        torch.tensor([token]), hidden, [segment], drafter._kv, phase="decode"
+                    )
+                torch.testing.assert_close(drafter._head.logits(hidden)[0], expected)
+    assert len(places) > 3  # nodes that continue others than the first, and not in order
+
+
+@pytest.mark.parametrize("room", [1, 2, 9])
 def test_trees_at_the_end_of_the_context(make_rig, room):
     """A tree needs more cells than the text has places left."""
     engine = {"max_context_tokens": 64, "max_running_requests": 2}
     prompts = [[(7 * i + j) % 250 for i in range(64 - room)] for j in range(2)]
     plain = make_rig(drafter="none", spec={"candidate_steps": [0]}, engine=engine)
     expected = [plain.generate(prompt, max_tokens=room).tokens for prompt in prompts]
-    rig = make_rig(draft={"noise": 0.3}, spec={"topk": 4, "num_steps": 7}, engine=engine)
+    rig = make_rig(draft={"noise": 0.3}, spec={"topk": 14, "num_steps": 7}, engine=engine)
     streams = [rig.submit(prompt, max_tokens=room) for prompt in prompts]
     rig.thread.run_until_idle()
     assert [stream.tokens for stream in streams] == expected
     assert all(len(tokens) == room for tokens in expected)
+    assert rig.thread.stats().draft_failures == 0
     rig.assert_idle_and_clean()
 
 
@@ -139,14 +176,20 @@ def test_nan_in_one_branch_makes_a_round_at_depth_0(make_rig, monkeypatch):
     rig.assert_idle_and_clean()
 
 
-def test_exact_grade_text_and_kv_are_bitwise_plain_decodings(make_rig):
-    """int8 over a tiny model: every token, and every bit of the KV that lies behind them."""
-    sizes = {"hidden_size": 64}
-    tree = {"draft": {**sizes, "noise": 0.1}, "spec": {"topk": 3}}
-    chain = {"drafter": "none", "spec": {"candidate_steps": [0]}}
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"target": {"hidden_size": 64}, "draft": {"hidden_size": 64, "noise": 0.1}},
+        {"drafter": "eagle", "draft": {"layout": "own"}},
+        {"drafter": "eagle", "draft": {"layout": "EAGLE-1"}},
+    ],
+    ids=["model", "own", "EAGLE-1"],
+)
+def test_exact_grade_text_kv_and_features_are_bitwise_plain_decodings(make_rig, parts):
+    """int8 over a tiny model: every token, and every bit of what is stored behind them."""
 
-    def run(depths, **parts):
-        rig = make_rig(target=sizes, dtype="int8", **parts)
+    def run(depths):
+        rig = make_rig(dtype="int8", spec={"topk": 3}, **parts)
         prompts = [[(7 * i + index) % 250 for i in range(20 + 17 * index)] for index in range(3)]
         streams = [
             rig.submit(prompt, max_tokens=110, temperature=0.9 * (index % 2), seed=index)
@@ -162,10 +205,10 @@ def test_exact_grade_text_and_kv_are_bitwise_plain_decodings(make_rig):
                     stored[stream.request.id] = kv.swap_out(stream.request.slot, stream.request.kv_length)
         return [stream.tokens for stream in streams], stored, rig.thread.stats()
 
-    plain, plain_kv, _ = run([0], **chain)
-    tokens, tree_kv, stats = run([5, 2, 0, 1, 3], **tree)
+    plain, plain_kv, _ = run([0])
+    tokens, tree_kv, stats = run([5, 2, 0, 1, 3])
     assert tokens == plain
-    assert sum(sum(bucket.correct) for bucket in stats.buckets) > 100
+    assert sum(sum(bucket.correct) for bucket in stats.buckets) > 50
     for name, layers in tree_kv.items():
         for ours, reference in zip(layers, plain_kv[name], strict=True):
             length = min(ours.shape[2], reference.shape[2])
