@@ -74,10 +74,10 @@ def test_acceptance_does_not_suffer_when_lookup_left_the_head_behind(make_rig, m
         rows = head._draft_rows
 
         def noting(requests, rows=rows, name=name):
-            drafts = rows(requests)
-            for request, row in zip(requests, drafts.tolist(), strict=True):
+            tree = rows(requests)
+            for request, row in zip(requests, tree.draft_tokens.tolist(), strict=True):
                 seen[name][request.committed] = row
-            return drafts
+            return tree
 
         monkeypatch.setattr(head, "_draft_rows", noting)
         rig.set_depth(3)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import worker.models.tree_attention as tree_attention
 from worker.kv_cache import KVCache
 from worker.models.attention import DecodePlan, Segment
 from worker.models.tree_attention import TreePlan, TreeSegment, decode_plan
@@ -36,7 +37,9 @@ def branching(slot, start):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize(("kv_heads", "heads_per_kv"), [(3, 3), (2, 1), (1, 8)])
-def test_a_row_is_that_of_its_path_as_a_chain(dtype, window, kv_heads, heads_per_kv):
+@pytest.mark.parametrize("gathered", [1, 1 << 16])
+def test_a_row_is_that_of_its_path_as_a_chain(monkeypatch, dtype, window, kv_heads, heads_per_kv, gathered):
+    monkeypatch.setattr(tree_attention, "MAX_GATHERED_TOKENS", gathered)
     kv = new_cache(kv_heads, dtype)
     segments: list[Segment] = [branching(slot, start) for slot, start in enumerate(STARTS)]
     segments[2] = Segment(2, STARTS[2], ROWS)  # a chain among them

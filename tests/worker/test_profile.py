@@ -7,10 +7,13 @@ import pytest
 from worker.protocol import LatencyProfile
 
 
-@pytest.mark.parametrize(("drafter", "draft"), [("model", {"noise": 0.1}), ("ngram", None)])
-def test_every_cell_is_measured_and_kept(make_rig, tmp_path, drafter, draft):
+@pytest.mark.parametrize(
+    ("drafter", "draft", "topk"),
+    [("model", {"noise": 0.1}, 1), ("model", {"noise": 0.1}, 2), ("ngram", None, 1)],
+)
+def test_every_cell_is_measured_and_kept(make_rig, tmp_path, drafter, draft, topk):
     engine = {"profile_seconds": 0.01, "profile_dir": str(tmp_path), "max_running_requests": 3}
-    rig = make_rig(drafter=drafter, draft=draft, engine=engine)
+    rig = make_rig(drafter=drafter, draft=draft, spec={"topk": topk}, engine=engine)
     profile = rig.thread.info.profile
     assert {(c.batch_size, c.num_steps) for c in profile.cells} == {
         (bs, k) for bs in (1, 2, 3) for k in (0, 1, 2, 3, 5, 7)
@@ -27,11 +30,21 @@ def test_every_cell_is_measured_and_kept(make_rig, tmp_path, drafter, draft):
     changed = json.loads(file.read_text())
     changed["cells"][0]["samples"] = 4242
     file.write_text(json.dumps(changed))
-    assert make_rig(drafter=drafter, draft=draft, engine=engine).thread.info.profile.cells[0].samples == 4242
+    assert (
+        make_rig(drafter=drafter, draft=draft, spec={"topk": topk}, engine=engine)
+        .thread.info.profile.cells[0]
+        .samples
+        == 4242
+    )
     # … and measures anew what it cannot read, or what was measured under other conditions.
     file.write_text("{")
-    assert make_rig(drafter=drafter, draft=draft, engine=engine).thread.info.profile.cells[0].samples < 4242
-    make_rig(drafter=drafter, draft=draft, engine={**engine, "max_running_requests": 2})
+    assert (
+        make_rig(drafter=drafter, draft=draft, spec={"topk": topk}, engine=engine)
+        .thread.info.profile.cells[0]
+        .samples
+        < 4242
+    )
+    make_rig(drafter=drafter, draft=draft, spec={"topk": topk}, engine={**engine, "max_running_requests": 2})
     assert len(list(tmp_path.iterdir())) == 2
 
 

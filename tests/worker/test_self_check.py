@@ -8,17 +8,20 @@ import worker.spec.verify as verify_module
 from worker.self_check import SelfCheckFailed
 from worker.spec.draft import ChainDrafter
 from worker.spec.runtime_state import SpecRuntimeState
-from worker.spec.verify import Verdict
 
 
-def test_a_broken_tier_keeps_the_worker_from_serving(make_rig, monkeypatch):
-    def believes_the_draft(target_tokens, drafts):
-        correct = 1 if len(drafts) >= 3 else 0  # only deep tiers are broken
-        return Verdict([*drafts[:correct], target_tokens[min(correct, len(target_tokens) - 1)]], correct)
+@pytest.mark.parametrize("topk", [1, 2])
+def test_a_broken_tier_keeps_the_worker_from_serving(make_rig, monkeypatch, topk):
+    go_on = verify_module._Walk.go_on
 
-    monkeypatch.setattr(verify_module, "_judge", believes_the_draft)
+    def believes_the_draft(walk, token):
+        is_deep = walk._topology.num_levels >= 3  # only deep tiers are broken
+        drafted = [draft for row, draft in walk._children if row == walk.row == walk.rows.start]
+        go_on(walk, drafted[-1] if is_deep and drafted else token)
+
+    monkeypatch.setattr(verify_module._Walk, "go_on", believes_the_draft)
     with pytest.raises(SelfCheckFailed, match="num_steps 3, "):
-        make_rig(draft={"noise": 0.5})
+        make_rig(draft={"noise": 0.5}, spec={"topk": topk})
 
 
 def test_rows_in_the_wrong_order_are_noticed(make_rig, monkeypatch):

@@ -24,6 +24,9 @@ from worker.models.attention import (
     causal_mask,
 )
 
+MAX_GATHERED_TOKENS = 1 << 16
+"""KV tokens that one kernel call gathers at most: bounds the copy's memory (50 MB with 3 bfloat16 KV heads of 64)."""
+
 
 @dataclass(frozen=True)
 class TreeSegment(Segment):
@@ -56,6 +59,22 @@ def decode_plan(
     return DecodePlan(segments, kv, heads_per_kv, window)
 
 
+class _View(NamedTuple):
+    """What one row sees: cells `0 … trunk - 1` of its slot, then its path."""
+
+    slot: int
+    trunk: int
+    path: Sequence[int]
+
+    @property
+    def position(self) -> int:
+        return self.trunk + len(self.path) - 1
+
+
+_Member = tuple[int, _View]
+"""A row of the forward and what it sees."""
+
+
 class _Group(NamedTuple):
     """Rows that read the same length of KV: one kernel call."""
 
@@ -71,12 +90,14 @@ class TreePlan:
         self, segments: Sequence[Segment], kv: KVCache, heads_per_kv: int, window: int | None = None
     ) -> None:
         self._heads_per_kv = heads_per_kv
-        by_length: dict[int, list[tuple[int, _View]]] = {}
+        by_length: dict[int, list[_Member]] = {}
         views = (view for segment in segments for view in _views(segment))
         for row, view in enumerate(views):
             by_length.setdefault(aligned(view.position + 1), []).append((row, view))
         self._groups = [
-            _group(members, length, kv, heads_per_kv, window) for length, members in by_length.items()
+            _group(part, length, kv, heads_per_kv, window)
+            for length, members in by_length.items()
+            for part in _parts(members, max(1, MAX_GATHERED_TOKENS // length))
         ]
 
     def attend(self, queries: Tensor, layer_kv: Tensor) -> Tensor:
@@ -94,16 +115,8 @@ class TreePlan:
         return outputs
 
 
-class _View(NamedTuple):
-    """What one row sees: cells `0 … trunk - 1` of its slot, then its path."""
-
-    slot: int
-    trunk: int
-    path: Sequence[int]
-
-    @property
-    def position(self) -> int:
-        return self.trunk + len(self.path) - 1
+def _parts(members: Sequence[_Member], size: int) -> list[Sequence[_Member]]:
+    return [members[start : start + size] for start in range(0, len(members), size)]
 
 
 def _views(segment: Segment) -> list[_View]:
@@ -113,7 +126,7 @@ def _views(segment: Segment) -> list[_View]:
 
 
 def _group(
-    members: Sequence[tuple[int, _View]], length: int, kv: KVCache, heads_per_kv: int, window: int | None
+    members: Sequence[_Member], length: int, kv: KVCache, heads_per_kv: int, window: int | None
 ) -> _Group:
     dtype, device = kv.layers[0].dtype, kv.layers[0].device
     cells = torch.arange(length).repeat(len(members), 1)

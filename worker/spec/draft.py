@@ -30,11 +30,6 @@ class DraftOutput(NamedTuple):
     """Per request, how its drafts hang together; None: chains."""
 
     @property
-    def topologies(self) -> Sequence[Topology]:
-        """Per request, of chains too."""
-        return self.trees or [Topology.chain(count) for count in self.num_proposed]
-
-    @property
     def num_levels(self) -> Sequence[int]:
         """Positions with a draft, per request, at most its row_budget."""
         return [topology.num_levels for topology in self.trees] if self.trees else self.num_proposed
@@ -168,9 +163,7 @@ class ChainDrafter:
     def _draft_tree(self, first_logits: Tensor, draws: Sequence[Sequence[Draw]]) -> DraftTree:
         self.slow_path_rounds += 1
         steps = TreeSteps(self.topk)
-        logits = first_logits.unsqueeze(
-            1
-        )  # [bs, 1, vocab_size], from the second step on [bs, topk, vocab_size]
+        logits = first_logits.unsqueeze(1)  # [bs, 1, vocab_size]; later steps: [bs, topk, vocab_size]
         for step in range(self.num_steps):
             frontier = steps.append(*draw_candidates(logits, draws[step], self.topk))
             if step + 1 < self.num_steps:
