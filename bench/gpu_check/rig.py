@@ -65,11 +65,10 @@ class Rig:
             runner.launches = self.runner.launches
             self.drafter = ModelDrafter(runner, max_rows=rows, catch_up_chunk_tokens=256)
         self.states = build_runtime_states(limits.tiers, max_batch_size=rows, device=device)
-        capture: Capture = CudaCapture() if device.type == "cuda" else TapeCapture()
         self.num_graphs = capture_graphs(
             self.runner,
             self.drafter,
-            capture,
+            new_capture(device),
             candidate_steps=limits.tiers,
             max_batch_size=rows,
         )
@@ -131,6 +130,32 @@ class Rig:
         segments = [Segment(r.held_slot, r.committed - 1, 1 + num_steps) for r in requests]
         return rows, self.runner.decode(rows.clamp(min=0), segments)
 
+    def plain_runner(self) -> ModelRunner:
+        """Return the target as a worker without a drafter has it: no features kept, graphs of plain rounds only."""
+        kv = self.runner.kv
+        plain = ModelRunner(
+            self.runner.decoder,
+            num_slots=kv.num_slots,
+            max_tokens=kv.max_tokens,
+            num_tokens=self.runner.vocab_size,
+        )
+        capture_graphs(
+            plain,
+            None,
+            new_capture(self.device),
+            candidate_steps=[0],
+            max_batch_size=self.limits.max_batch_size,
+        )
+        return plain
+
+    @torch.inference_mode()
+    def plain_round(self, runner: ModelRunner, batch_size: int) -> list[Verdict]:
+        """Run a round at depth 0 on the rig's own target, or on a `plain_runner`."""
+        requests = self.requests[:batch_size]
+        roots = to_device([request.prompt_ids[-1] for request in requests], self.device)
+        segments = [Segment(r.held_slot, r.committed - 1, 1) for r in requests]
+        return verify(runner.decode(roots, segments), requests, roots, [0] * batch_size)
+
     @torch.inference_mode()
     def round(self, batch_size: int, num_steps: int) -> list[Verdict]:
         """Run draft and verify."""
@@ -153,3 +178,8 @@ class Rig:
         request = Request(f"check-{slot}", tokens, GREEDY, lambda chunk: None)
         request.slot = self.runner.kv.allocate()
         return request
+
+
+def new_capture(device: torch.device) -> Capture:
+    """Return CUDA's capture, or what stands in for it on a CPU."""
+    return CudaCapture() if device.type == "cuda" else TapeCapture()
