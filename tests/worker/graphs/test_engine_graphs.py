@@ -93,6 +93,16 @@ def test_contexts_beyond_the_first_bucket(graphed):
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.parametrize("drafter", ["model", "eagle"])
+def test_trees_are_drafted_and_verified_without_graphs_and_depth_0_with(graphed, drafter):
+    parameters = {"drafter": drafter, "spec": {"topk": 2, "candidate_steps": [0, 1, 3]}}
+    rig = graphed(True, max_batch_size=8, **parameters)
+    assert play(rig, [3, 0, 1]) == play(graphed(False, **parameters), [3, 0, 1])
+    buckets = rig.thread.stats().buckets
+    deep = sum(bucket.rounds for bucket in buckets if bucket.num_steps)
+    assert rig.thread.telemetry().eager_rounds == deep < sum(bucket.rounds for bucket in buckets)
+
+
 def test_buffers_stay_where_they_are_whatever_depth_is_in_force(graphed):
     rig = graphed(True, drafter="ngram", spec={"candidate_steps": [0, 1, 2, 5]})
     graphs = rig.engine._runner.graphs
