@@ -37,13 +37,13 @@ def test_the_rehearsal_goes_through_everything(capsys):
 
 
 def test_a_graph_whose_buffer_has_moved_fails(monkeypatch, capsys):
-    write = GraphedForward._write
+    write = GraphedForward._write_spans
 
     def moved(self, *args):
         self._spans = self._spans.clone()
         write(self, *args)
 
-    monkeypatch.setattr(GraphedForward, "_write", moved)
+    monkeypatch.setattr(GraphedForward, "_write_spans", moved)
     assert command.main(REHEARSAL) == command.EXIT_FAILED
     out, error = capsys.readouterr()
     assert "replay and eager differ" in error

@@ -87,7 +87,8 @@ class GraphedForward:
         shape = self._grid.fit(segments)
         if shape is None:
             raise ValueError("these segments were not replayed")
-        return self._of_segments(self._forward(self._inputs(shape)), segments, shape)
+        places = _places(segments, shape.width, self._device)
+        return _without_fill(self._forward(self._inputs(shape)), len(segments), shape, places)
 
     @torch.inference_mode()
     def replay(
@@ -103,8 +104,12 @@ class GraphedForward:
         shape = self.shape_of(segments)
         if shape is None:
             return None
-        self._write(shape, segments, token_ids, hidden)
-        return self._of_segments(self._replays[shape](), segments, shape)
+        places = _places(segments, shape.width, self._device)
+        self._write_spans(shape, segments)
+        _put(self._tokens[shape.width].view(-1), token_ids, places)
+        if self._hidden is not None and hidden is not None:
+            _put(self._hidden, hidden, places)
+        return _without_fill(self._replays[shape](), len(segments), shape, places)
 
     def _inputs(self, shape: Shape) -> PaddedInputs:
         hidden = None
@@ -123,30 +128,10 @@ class GraphedForward:
             output.copy_(value)
         return outputs
 
-    def _write(
-        self, shape: Shape, segments: Sequence[Segment], token_ids: Tensor, hidden: Tensor | None
-    ) -> None:
+    def _write_spans(self, shape: Shape, segments: Sequence[Segment]) -> None:
         spans = [(segment.slot, segment.start, segment.count) for segment in segments]
         spans += [self._padding] * (shape.bucket - len(segments))
         self._spans[: shape.bucket].copy_(to_device(spans, self._device, torch.int64))
-        places = _places(segments, shape.width, self._device)
-        _put(self._tokens[shape.width].view(-1), token_ids, places)
-        if self._hidden is not None and hidden is not None:
-            _put(self._hidden, hidden, places)
-
-    def _of_segments(
-        self, results: Sequence[Tensor], segments: Sequence[Segment], shape: Shape
-    ) -> list[Tensor]:
-        """Leave the rows out that only fill up."""
-        places = _places(segments, shape.width, self._device)
-        return [
-            result[: len(segments)]
-            if len(result) == shape.bucket
-            else result[: len(segments) * shape.width]
-            if places is None
-            else result.index_select(0, places)
-            for result in results
-        ]
 
 
 def _places(segments: Sequence[Segment], width: int, device: torch.device) -> Tensor | None:
@@ -162,3 +147,18 @@ def _put(buffer: Tensor, rows: Tensor, places: Tensor | None) -> None:
         buffer[: len(rows)].copy_(rows)
     else:
         buffer.index_copy_(0, places, rows)
+
+
+def _without_fill(
+    results: Sequence[Tensor], num_requests: int, shape: Shape, places: Tensor | None
+) -> list[Tensor]:
+    """Leave the rows out that only fill up."""
+    found = []
+    for result in results:
+        if len(result) == shape.bucket:  # one row per request
+            found.append(result[:num_requests])
+        elif places is None:
+            found.append(result[: num_requests * shape.width])
+        else:
+            found.append(result.index_select(0, places))
+    return found
