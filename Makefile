@@ -149,6 +149,10 @@ bench-policy: setup  ## Play every policy on the test scenarios on virtual time 
 bench-fast-path: setup model  ## What the topk=1 fast path saves: organising and draft_forward, fast against slow, one JSON line
 	@exec $(PY) -m bench.fast_path $(ARGS)
 
+.PHONY: gpu-check
+gpu-check: setup  ## What needs a GPU: graphs against eager, fast against slow path, reads, times (ARGS="--device cpu" rehearses)
+	@exec $(PY) -m bench.gpu_check $(ARGS)
+
 .PHONY: clean
 clean:  ## Remove .venv and caches (the fetched model stays)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -17,6 +17,8 @@ from worker.config import SpecConfig, WorkerConfig
 from worker.device import available_cores, choose_device, choose_precision
 from worker.engine import Engine
 from worker.engine_thread import EngineThread
+from worker.graphs.capture import Capture, CudaCapture
+from worker.graphs.networks import capture_graphs
 from worker.memory import Placed, PlacedHead, available_bytes, check_budget, plan_memory
 from worker.model_runner import ModelRunner
 from worker.models.config import read_config
@@ -48,8 +50,15 @@ def model_directory(path: str) -> Path:
     return locate_model(path)
 
 
-def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineThread:
+def build_engine(
+    config: WorkerConfig, *, clock: Callable[[], float] = time.monotonic, capture: Capture | None = None
+) -> EngineThread:
     """Load, size, warm up and check everything.
+
+    Args:
+        config: what is to be served.
+        clock: monotonic seconds.
+        capture: captures the forwards of rounds; None: CUDA graphs on a GPU, else none.
 
     Raises:
         ModelError: a model cannot be loaded, or the two do not fit together.
@@ -62,6 +71,7 @@ def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.mono
     _check_memory(config, directory, device)
     tokenizer = load_tokenizer(directory)
     parts = _load_parts(config, directory, tokenizer, device)
+    _capture_graphs(config, parts, device, capture)
     info = _describe(config, directory, parts, device)
     check_every_tier(
         lambda num_steps: _assemble(config, info, parts, fallback_num_steps=num_steps, clock=clock),
@@ -74,10 +84,37 @@ def build_engine(config: WorkerConfig, *, clock: Callable[[], float] = time.mono
     return _assemble(config, info, parts, fallback_num_steps=config.spec.num_steps, clock=clock)
 
 
+def _graph_batch_size(config: WorkerConfig) -> int:
+    """Return the largest batch that can run and is to have graphs."""
+    return min(config.engine.cuda_graph_max_batch_size, config.engine.max_running_requests)
+
+
+def _capture_graphs(
+    config: WorkerConfig, parts: "_Parts", device: torch.device, capture: Capture | None
+) -> None:
+    """Capture before anything is stored; shapes that cannot be captured are run without, and counted."""
+    if not _graph_batch_size(config) or (capture is None and device.type != "cuda"):
+        return
+    began = time.perf_counter()
+    try:
+        count = capture_graphs(
+            parts.runner,
+            parts.drafter,
+            capture or CudaCapture(),
+            candidate_steps=config.spec.candidate_steps,
+            max_batch_size=_graph_batch_size(config),
+        )
+    except Exception:
+        logger.exception("capturing failed: rounds of the shapes that are missing run without a graph")
+    else:
+        logger.info("%d graphs captured in %.1f s", count, time.perf_counter() - began)
+
+
 def _check_memory(config: WorkerConfig, directory: Path, device: torch.device) -> None:
     """Tell what models and caches will take, and refuse what does not fit, before anything is loaded."""
     engine = config.engine
-    slots = engine.max_running_requests
+    has_graphs = device.type == "cuda" and _graph_batch_size(config) > 0
+    slots = engine.max_running_requests + has_graphs  # graphs fill batches up from a slot of their own
     target = read_config(directory)
     draft: Placed | PlacedHead | None = None
     if config.spec.has_head:
@@ -93,7 +130,7 @@ def _check_memory(config: WorkerConfig, directory: Path, device: torch.device) -
         dtype=precision.dtype,
         packing=precision.packing,
         device=device,
-        verify_rows=slots * config.spec.most_draft_tokens,
+        verify_rows=engine.max_running_requests * config.spec.most_draft_tokens,
         step_rows=engine.max_num_batched_tokens,
     )
     logger.info("memory: %s", budget)
@@ -230,6 +267,7 @@ def _profile(config: WorkerConfig, info: SpecInfo, directory: Path, parts: _Part
         "drafter": info.drafter,
         "device": info.device,
         "dtype": info.dtype,
+        "graphs": _graph_batch_size(config) if parts.runner.graphs is not None else 0,
         "threads": torch.get_num_threads(),
         "tiers": info.candidate_steps,
         "num_draft_tokens": info.num_draft_tokens,

@@ -139,8 +139,9 @@ class EngineConfig(Section):
     prefill_chunk_tokens: Annotated[int, Field(ge=1, le=65536)] = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 1024
     """Rows of one step: running × num_draft_tokens of the deepest tier + prefill never exceed it."""
-    cuda_graph_max_batch_size: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Batch sizes up to this get CUDA graphs (0: none; graphs are not built yet)."""
+    cuda_graph_max_batch_size: Annotated[int, Field(ge=0, le=1024)] = 32
+    """On a GPU batches up to this size replay captured graphs, larger ones are launched one operation after another; 0:
+    none."""
     profile_seconds: Annotated[float, Field(ge=0, le=600)] = 10.0
     """Time for measuring what rounds cost, at the first start on a machine; 0 leaves it out."""
     profile_dir: Path = Path("~/.cache/slipstream/profiles")

@@ -54,6 +54,11 @@ class Engine:
         self.state = states[0]
         self.apply_runtime_state(states[0])
 
+    @property
+    def eager_rounds(self) -> int:
+        """Rounds so far with a forward that replayed no captured graph."""
+        return self._runner.launches.eager_rounds
+
     # ---- the loop ----
 
     def step(self) -> None:
@@ -73,12 +78,15 @@ class Engine:
             drafted = self._clock()
             verdicts, verify_rows = run_verify(self._runner, self.state, batch.requests, draft)
             verified = self._clock()
+            if any(verdict.is_draft_broken for verdict in verdicts):
+                batch, draft = self._recover_drafter(batch, draft)
         except Exception as error:
             logger.exception("round of %d requests failed", batch.size)
             self.fail(batch.requests, f"internal error: {error}")
             return
         rows = zip(batch.requests, verdicts, batch.row_budgets, draft.num_levels, strict=True)
         outcomes = [self._commit(*row) for row in rows]
+        self._runner.launches.end_round()
         self._recorder.record_round(
             num_steps=batch.num_steps,
             rows=outcomes,
@@ -122,12 +130,28 @@ class Engine:
             try:
                 return batch, self.drafter.draft(batch)
             except Exception as error:
-                logger.warning("drafter failed, round runs at depth 0: %s", error)
-                self._recorder.record_draft_failure()
-                self.apply_runtime_state(self._states[0])
-                batch = DecodeBatch(batch.requests, 0, [0] * batch.size)
+                return self._without_drafts(batch, self._no_drafts(batch), f"{error}")
+        return batch, self._no_drafts(batch)
+
+    def _no_drafts(self, batch: DecodeBatch) -> DraftOutput:
         nothing = torch.zeros(batch.size, 0, dtype=torch.long, device=self._runner.device)
-        return batch, DraftOutput(nothing, [0] * batch.size)
+        return DraftOutput(nothing, [0] * batch.size)
+
+    def _without_drafts(
+        self, batch: DecodeBatch, draft: DraftOutput, reason: str
+    ) -> tuple[DecodeBatch, DraftOutput]:
+        """Make a round one at depth 0, and count it: its drafter failed."""
+        logger.warning("drafter failed, the round counts as one at depth 0: %s", reason)
+        self._recorder.record_draft_failure()
+        self.apply_runtime_state(self._states[0])
+        batch = DecodeBatch(batch.requests, 0, [0] * batch.size)
+        return batch, self._no_drafts(batch)._replace(catch_up_seconds=draft.catch_up_seconds)
+
+    def _recover_drafter(self, batch: DecodeBatch, draft: DraftOutput) -> tuple[DecodeBatch, DraftOutput]:
+        if self.drafter is not None:
+            for request in batch.requests:
+                self.drafter.recover(request.held_slot)
+        return self._without_drafts(batch, draft, "its logits held NaN")
 
     def _commit(self, request: Request, verdict: Verdict, budget: int, num_levels: int) -> RowOutcome:
         """Append what was accepted, up to EOS or a limit; roll the KV back to the committed tokens; hand out."""

@@ -59,6 +59,7 @@ class EngineThread:
         self._died: str | None = None
         self._slow_path_rounds_before = self._slow_path_rounds()
         """Of the self-check and the profile."""
+        self._eager_rounds_before = engine.eager_rounds
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -136,6 +137,7 @@ class EngineThread:
             durations=self._recorder.durations(),
             depth=self._plans.counts(),
             slow_path_rounds=max(0, self._slow_path_rounds() - self._slow_path_rounds_before),
+            eager_rounds=self.engine.eager_rounds - self._eager_rounds_before,
         )
 
     def health(self) -> Health:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from worker.transfer import to_device
+
 TOKEN_ALIGNMENT = 64
 """Attention reads KV in multiples of this many tokens, so a row's result does not depend on its neighbours' lengths."""
 
@@ -69,6 +71,7 @@ class KVCache:
         self.head_dim = head_dim
         self.max_tokens = _aligned(max_tokens)
         """Room per slot, rounded up to `TOKEN_ALIGNMENT`."""
+        self._slots_stored = num_slots
         shape = (2, num_slots, num_kv_heads, self.max_tokens, head_dim)
         self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.features: Tensor | None = None  # [1, num_slots, 1, max_tokens, width]
@@ -79,13 +82,31 @@ class KVCache:
     def keep_features(self, width: int) -> None:
         """Make room for `width` numbers per token beside keys and values, of the same dtype."""
         layer = self.layers[0]
-        shape = (1, self.num_slots, 1, self.max_tokens, width)
+        shape = (1, self._slots_stored, 1, self.max_tokens, width)
         self.features = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
 
     @property
     def _stored(self) -> list[Tensor]:
         """Everything kept per token, `[…, num_slots, …, max_tokens, …]` each."""
         return self.layers if self.features is None else [*self.layers, self.features]
+
+    def add_padding_slot(self) -> None:
+        """Make room for one slot more, which is never handed out: what only fills a shape up is stored there.
+
+        Before anything is stored: the contents are made anew, all zeros.
+        """
+        self._slots_stored = self.num_slots + 1
+        for index, layer in enumerate(self.layers):
+            self.layers[index] = layer.new_zeros(2, self._slots_stored, *layer.shape[2:])
+        if self.features is not None:
+            self.keep_features(self.features.shape[-1])
+
+    @property
+    def padding_slot(self) -> int:
+        """The slot that belongs to no request; RuntimeError where `add_padding_slot` was not called."""
+        if self._slots_stored == self.num_slots:
+            raise RuntimeError("this cache has no padding slot")
+        return self.num_slots
 
     @property
     def num_free_slots(self) -> int:
@@ -116,7 +137,7 @@ class KVCache:
             `[rows * 2 * num_kv_heads]`: of each row its keys head by head, then its values.
         """
         heads = torch.arange(self.num_kv_heads, device=slots.device)
-        sides = torch.arange(2, device=slots.device)[None, :, None] * self.num_slots  # keys, values
+        sides = torch.arange(2, device=slots.device)[None, :, None] * self._slots_stored  # keys, values
         head = (sides + slots[:, None, None]) * self.num_kv_heads + heads  # [rows, 2, num_kv_heads]
         return (head * self.max_tokens + positions[:, None, None]).flatten()
 
@@ -154,7 +175,7 @@ class KVCache:
         """
         if list(cells) == list(range(start, start + len(cells))):
             return
-        index = torch.tensor(cells, device=self.layers[0].device)
+        index = to_device(list(cells), self.layers[0].device)
         for layer in self._stored:
             # Indexing copies first, so a target may be another token's source.
             layer[:, slot, :, start : start + len(cells)] = layer[:, slot].index_select(2, index)

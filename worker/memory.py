@@ -102,7 +102,10 @@ def plan_memory(
         target_kv=_kv_bytes(target, dtype),
         draft_weights=draft_weights,
         draft_kv=draft_kv,
-        working=_working_bytes(target.config, torch.float32 if packing else dtype, verify_rows, step_rows),
+        # logits are float32 at least
+        working=_working_bytes(
+            target.config, torch.promote_types(dtype, torch.float32), verify_rows, step_rows
+        ),
     )
 
 

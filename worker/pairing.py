@@ -63,7 +63,7 @@ def build_drafter(
         return CompositeDrafter(
             NgramDrafter(ngram_min=longest, ngram_max=longest, device=target.device), head
         )
-    return _build_model_drafter(config, tokenizer, target.device)
+    return _build_model_drafter(config, tokenizer, target)
 
 
 def head_directory(config: WorkerConfig) -> Path:
@@ -101,11 +101,11 @@ def _warn_of_limit(positions: int, config: WorkerConfig) -> None:
         logger.warning("the draft model has %d positions: texts beyond are decoded without drafts", positions)
 
 
-def _build_model_drafter(config: WorkerConfig, tokenizer: Any, device: torch.device) -> ModelDrafter:
+def _build_model_drafter(config: WorkerConfig, tokenizer: Any, target: ModelRunner) -> ModelDrafter:
     spec, rows = config.spec, config.engine.max_running_requests
     directory = locate_model(spec.draft_model_path or "")
     check_same_tokens(tokenizer, load_tokenizer(directory), directory)
-    decoder = load_model(config, directory, device)
+    decoder = load_model(config, directory, target.device)
     check_width(decoder, tokenizer, directory)
     _warn_of_limit(decoder.config.max_position_embeddings, config)
     runner = ModelRunner(
@@ -114,6 +114,7 @@ def _build_model_drafter(config: WorkerConfig, tokenizer: Any, device: torch.dev
         max_tokens=draft_cache_tokens(config),
         num_tokens=token_count(tokenizer),
     )
+    runner.launches = target.launches
     return ModelDrafter(
         runner,
         topk=spec.topk,

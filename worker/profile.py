@@ -119,7 +119,8 @@ class Profiler:
             self._drafter.apply_runtime_state(state)
             draft = self._drafter.draft(DecodeBatch(requests, num_steps, budgets))
             for request in requests:
-                self._drafter.commit(request)
+                # As after a round that committed one token: the next one has it to store.
+                self._drafter.rewind(request.held_slot, request.committed - 2)
         drafted = self._clock()
         run_verify(self._runner, state, requests, draft)
         return drafted - began, self._clock() - drafted

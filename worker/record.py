@@ -47,6 +47,8 @@ class Listener:
         """Draft, note, propose nothing."""
         output = self._drafter.draft(batch)
         tokens = output.draft_tokens.tolist()
+        if any(min(row, default=0) < 0 for row in tokens):
+            raise RuntimeError("the drafter's logits hold NaN")
         for request, row, count in zip(batch.requests, tokens, output.num_proposed, strict=True):
             self.proposals.setdefault(request.id, []).append(row[:count])
         return output._replace(num_proposed=[0] * batch.size)
@@ -54,6 +56,10 @@ class Listener:
     def commit(self, request: Request) -> None:
         """Pass on."""
         self._drafter.commit(request)
+
+    def recover(self, slot: int) -> None:
+        """Pass on."""
+        self._drafter.recover(slot)
 
     def release(self, slot: int) -> None:
         """Pass on."""

@@ -28,27 +28,30 @@ def batch_size_buckets(info: SpecInfo) -> list[int]:
 def round_metrics(info: SpecInfo, telemetry: Telemetry) -> Iterator[Metric]:
     """Yield all of them."""
     buckets = telemetry.stats.buckets
-    yield from _draft_counters(buckets)
+    yield from _draft_counters(telemetry)
     yield from _position_counters(buckets, max(1, *info.candidate_steps))
     yield from _round_counters(buckets, info)
     yield from _by_depth(buckets, info)
     yield _durations(info, telemetry)
 
 
-def _draft_counters(buckets: Sequence[StatsBucket]) -> Iterator[Metric]:
+def _draft_counters(telemetry: Telemetry) -> Iterator[Metric]:
     """Whole-worker sums, under the names that vLLM's dashboards use (without its prefix)."""
+    buckets = telemetry.stats.buckets
     drafts = sum(bucket.proposed[0] for bucket in buckets if bucket.proposed)
     proposed = sum(sum(bucket.proposed) for bucket in buckets)
     correct = sum(sum(bucket.correct) for bucket in buckets)
     emitted = sum(bucket.emitted_tokens for bucket in buckets)
-    # No CUDA graphs are captured yet: every round is launched op by op.
-    eager = sum(bucket.rounds for bucket in buckets)
     for name, help_text, value in (
         ("spec_decode_num_drafts", "Request-rounds in which a draft was verified", drafts),
         ("spec_decode_num_draft_tokens", "Draft tokens that verify looked at", proposed),
         ("spec_decode_num_accepted_tokens", "Draft tokens accepted and kept", correct),
         ("spec_emitted_tokens", "Tokens that rounds handed out (first tokens not among them)", emitted),
-        ("spec_eager_rounds", "Rounds that replayed no captured graph; all of them on a CPU", eager),
+        (
+            "spec_eager_rounds",
+            "Rounds with a forward that replayed no captured graph; all of them on a CPU",
+            telemetry.eager_rounds,
+        ),
     ):
         yield CounterMetricFamily(name, help_text, value=value)
 

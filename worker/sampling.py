@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from worker.noise import gumbel_noise, hashed_noise
 from worker.request import Request, SamplingParams
-
-_MASK_64 = (1 << 64) - 1
+from worker.transfer import to_device
 
 
 class Draw(NamedTuple):
@@ -43,11 +43,10 @@ def draw_tokens(
     values, tokens = logits.max(dim=-1)
     sampled = [row for row, draw in enumerate(draws) if not draw.params.is_greedy]
     if sampled:
-        index = torch.tensor(sampled, device=logits.device)
+        index = to_device(sampled, logits.device)
         chosen = [draws[row] for row in sampled]
         scores = filter_logits(logits[index], [draw.params for draw in chosen])
-        noise = torch.stack([gumbel_noise(draw.seed, draw.position, logits.shape[-1]) for draw in chosen])
-        tokens[index] = (scores + noise.to(scores)).argmax(dim=-1)
+        tokens[index] = (scores + noise_of(chosen, scores)).argmax(dim=-1)
     return tokens.masked_fill_(values.isnan(), -1)
 
 
@@ -65,8 +64,8 @@ def draw_candidates(
     for places, draw in zip(scores, draws, strict=True):
         _ban(places, [draw] * len(places))
         if not draw.params.is_greedy:
-            noise = gumbel_noise(draw.seed, draw.position, logits.shape[-1])
-            places.copy_(filter_logits(places, [draw.params] * len(places)) + noise.to(places))
+            filtered = filter_logits(places, [draw.params] * len(places))
+            places.copy_(filtered + noise_of([draw], filtered))
     probs, tokens = scores.softmax(dim=-1).topk(count, dim=-1)
     is_broken = logits.isnan().any(dim=-1, keepdim=True)
     return tokens.masked_fill(is_broken, -1), probs.masked_fill(is_broken, 0.0)
@@ -76,7 +75,8 @@ def _ban(logits: Tensor, draws: Sequence[Draw]) -> None:
     """Overwrite the logits of banned tokens, `[rows, vocab_size]`, one draw per row."""
     for row, draw in enumerate(draws):
         if draw.banned:
-            logits[row, [token for token in draw.banned if token < logits.shape[-1]]] = float("-inf")
+            banned = [token for token in draw.banned if token < logits.shape[-1]]
+            logits[row].index_fill_(0, to_device(banned, logits.device, torch.long), float("-inf"))
 
 
 def filter_logits(
@@ -89,15 +89,17 @@ def filter_logits(
     """
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, device=logits.device, dtype=logits.dtype).unsqueeze(-1)
+        return to_device(values, logits.device, logits.dtype).unsqueeze(-1)
 
+    if logits.dtype.itemsize < torch.float32.itemsize:
+        logits = logits.float()  # dividing and adding noise want more digits
     scaled = logits / column([p.temperature for p in params])
     if all(p.top_k == 0 and p.top_p >= 1 and p.min_p == 0 for p in params):
         return scaled
     # A stable sort keeps ties in id order, so which of two equal tokens a filter drops never varies.
     ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)
-    top_k = torch.tensor([[p.top_k or logits.shape[-1]] for p in params], device=logits.device)
+    top_k = to_device([[p.top_k or logits.shape[-1]] for p in params], logits.device)
     ordered = ordered.masked_fill(rank >= top_k, float("-inf"))
     target_probs = ordered.softmax(dim=-1)
     before = target_probs.cumsum(dim=-1) - target_probs  # mass of the more likely tokens
@@ -108,15 +110,11 @@ def filter_logits(
     return torch.empty_like(scaled).scatter_(-1, ids, ordered)
 
 
-def gumbel_noise(seed: int, position: int, vocab_size: int) -> Tensor:  # [vocab_size] float32, on the CPU
-    """Return standard Gumbel noise that is a function of (seed, position) alone, the same on every device."""
-    generator = torch.Generator().manual_seed(_mix(seed, position))
-    return torch.empty(vocab_size).exponential_(generator=generator).log_().neg_()
-
-
-def _mix(seed: int, position: int) -> int:
-    """Hash (seed, position) to 64 bits (the SplitMix64 finalizer), so that neighbouring pairs are unrelated."""
-    value = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x8CB92BA72F3D8DD7) & _MASK_64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return value ^ (value >> 31)
+def noise_of(draws: Sequence[Draw], scores: Tensor) -> Tensor:  # [rows, vocab_size] both
+    """Return the noise of draws, of the dtype of their scores and on their device."""
+    width = scores.shape[-1]
+    if scores.device.type == "cpu":
+        noise = torch.stack([gumbel_noise(draw.seed, draw.position, width) for draw in draws])
+    else:
+        noise = hashed_noise([(draw.seed, draw.position) for draw in draws], width, scores.device)
+    return noise.to(scores)

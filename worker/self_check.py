@@ -13,7 +13,7 @@ from worker.engine_thread import EngineThread
 from worker.model_runner import ModelRunner
 from worker.models.attention import Segment
 from worker.request import Request, SamplingParams, TokenChunk
-from worker.sampling import Draw, filter_logits, gumbel_noise
+from worker.sampling import Draw, filter_logits, noise_of
 from worker.spec.composite import model_part
 from worker.spec.draft import ChainDrafter, ChainSteps, Drafter
 from worker.spec.runtime_state import SpecRuntimeState
@@ -114,8 +114,8 @@ def _is_near_tie(runner: ModelRunner, text: list[int], draw: Draw, one: int, oth
         runner.kv.free(slot)
     scores = logits[0]
     if not draw.params.is_greedy:
-        scores = filter_logits(logits, [draw.params])[0]
-        scores = scores + gumbel_noise(draw.seed, draw.position, runner.vocab_size).to(scores)
+        filtered = filter_logits(logits, [draw.params])
+        scores = (filtered + noise_of([draw], filtered))[0]
     gap = (scores[one] - scores[other]).abs() / logits.abs().max()
     return bool(gap <= NEAR_TIE[runner.decoder.dtype])
 

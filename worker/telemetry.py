@@ -21,3 +21,5 @@ class Telemetry:
     depth: DepthCounts
     slow_path_rounds: int
     """Rounds whose drafts were organised the long way (off the topk=1 fast path)."""
+    eager_rounds: int
+    """Rounds with a forward that replayed no captured graph."""

@@ -138,10 +138,12 @@ def _trouble():
         ),
         chart(
             "Fallbacks",
-            "Rounds at depth 0 because the drafter failed, and rounds off the topk=1 fast path.",
+            "Rounds at depth 0 because the drafter failed, rounds off the topk=1 fast path, and rounds without a "
+            "captured graph (on a CPU all).",
             [
                 Query(rate("spec_draft_failures_total", "worker"), "{{worker}} draft failures/s"),
                 Query(rate("spec_slow_path_rounds_total", "worker"), "{{worker}} slow path/s"),
+                Query(rate("spec_eager_rounds_total", "worker"), "{{worker}} without a graph/s"),
             ],
         ),
         chart(

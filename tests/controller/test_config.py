@@ -179,7 +179,8 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as stalled:
             stalled.sendall(
-                b"PUT /v1/mode HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+                b"PUT /v1/mode HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n"
             )
             assert httpx.get(url + "/healthz", trust_env=False).status_code == 200
             process.terminate()

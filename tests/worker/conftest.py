@@ -13,6 +13,7 @@ import pytest
 from worker.build import build_engine
 from worker.config import WorkerConfig
 from worker.engine_thread import EngineThread
+from worker.graphs.capture import Capture
 from worker.protocol import PlanEntry, SpecPlan
 from worker.request import Request, SamplingParams, TokenChunk
 
@@ -118,7 +119,7 @@ def make_rig(tiny_model_dir: Callable[..., Path], eagle_dirs: Callable[..., tupl
     """`make_rig(drafter="model", draft={...}, target={...}, spec={...}, engine={...})`; draft=None: the target.
 
     With `drafter="eagle"` the target is a calm one and `draft` has the parameters of `eagle_dirs`; `calm=True` takes
-    that target with another drafter.
+    that target with another drafter. `capture` captures the forwards of rounds.
     """
 
     def make(
@@ -129,6 +130,7 @@ def make_rig(tiny_model_dir: Callable[..., Path], eagle_dirs: Callable[..., tupl
         spec: dict[str, Any] | None = None,
         engine: dict[str, Any] | None = None,
         calm: bool = False,
+        capture: Capture | None = None,
         dtype: str = "float64",
     ) -> Rig:
         is_eagle = drafter in ("eagle", "ngram+eagle")
@@ -150,6 +152,6 @@ def make_rig(tiny_model_dir: Callable[..., Path], eagle_dirs: Callable[..., tupl
                 **(engine or {}),
             },
         )
-        return Rig(build_engine(config))
+        return Rig(build_engine(config, capture=capture))
 
     return make

@@ -41,7 +41,9 @@ class Recorded:
             boot_id="b", uptime_seconds=1.0, plan=status, queue=queue, **self.recorder.snapshot()._asdict()
         )
         counts = DepthCounts(dict.fromkeys(CHANGE_REASONS, 0), probes=0, probe_rounds=0)
-        return Telemetry(stats=stats, durations=self.recorder.durations(), depth=counts, slow_path_rounds=0)
+        return Telemetry(
+            stats=stats, durations=self.recorder.durations(), depth=counts, slow_path_rounds=0, eager_rounds=0
+        )
 
 
 def registry_of(engine: Any) -> CollectorRegistry:

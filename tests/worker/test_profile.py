@@ -59,3 +59,14 @@ def test_a_read_only_directory_is_no_reason_not_to_start(make_rig, tmp_path):
 
 def test_it_can_be_left_out(make_rig):
     assert make_rig().thread.info.profile is None
+
+
+@pytest.mark.parametrize("drafter", ["eagle", "ngram+eagle"])
+def test_a_head_is_measured_as_it_runs_in_service(make_rig, tmp_path, drafter):
+    """Every round gives it one more token to store; a head with nothing to store cannot draft."""
+    engine = {"profile_seconds": 0.01, "profile_dir": str(tmp_path), "max_running_requests": 2}
+    rig = make_rig(drafter=drafter, engine=engine, spec={"candidate_steps": [0, 1, 3]})
+    assert {(c.batch_size, c.num_steps) for c in rig.thread.info.profile.cells} == {
+        (bs, k) for bs in (1, 2) for k in (0, 1, 3)
+    }
+    rig.assert_idle_and_clean()

@@ -13,16 +13,17 @@ A plan is built once per forward and used by every layer. Knows nothing about pr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kv_cache import TOKEN_ALIGNMENT, KVCache
+from worker.transfer import to_device
 
 ROW_EXACT_DTYPES = (torch.bfloat16, torch.float16)
-"""Dtypes whose decode attention gives a row the same bits in any company."""
+"""Dtypes whose decode attention gives a row the same bits in any company, on a CPU."""
 
 EXACT_BLOCK_ROWS = 2
 """Rows of a query block in these dtypes: on AVX2 two rows cost what one costs (docs/decisions-model.md)."""
@@ -52,7 +53,7 @@ def addresses(segments: Sequence[Segment], device: torch.device) -> Tensor:  # [
     slots = [segment.slot for segment in segments for _ in range(segment.count)]
     cells = [cell for segment in segments for cell in range(segment.start, segment.stop)]
     positions = [position for segment in segments for position in segment.positions]
-    return torch.tensor((slots, cells, positions), dtype=torch.int64, device=device)
+    return to_device((slots, cells, positions), device, torch.int64)
 
 
 class AttentionPlan(Protocol):
@@ -64,6 +65,14 @@ class AttentionPlan(Protocol):
         `layer_kv` is one layer of the cache, `[2, num_slots, num_kv_heads, max_tokens, head_dim]`, which holds the
         rows' own keys and values already.
         """
+
+
+class Placement(NamedTuple):
+    """Where the rows of one forward lie, and what they see."""
+
+    positions: Tensor  # [rows] int64: absolute, what queries and keys are turned by
+    places: Tensor  # [rows * 2 * num_kv_heads] int64: where keys and values are stored (`KVCache.rows_of`)
+    plan: AttentionPlan
 
 
 def aligned(tokens: int) -> int:
@@ -107,7 +116,8 @@ class DecodePlan:
         self, segments: Sequence[Segment], kv: KVCache, heads_per_kv: int, window: int | None = None
     ) -> None:
         dtype, device = kv.layers[0].dtype, kv.layers[0].device
-        is_exact = dtype in ROW_EXACT_DTYPES
+        # Rows cannot be made independent of their company on a GPU, where the kernels are others: no padding there.
+        is_exact = dtype in ROW_EXACT_DTYPES and device.type == "cpu"
         pieces = _pieces(segments, split=is_exact)
         self._groups: list[_Group] = []
         laid_out: list[
@@ -126,7 +136,7 @@ class DecodePlan:
             of_forward = begins[:, :1] + column
             laid_out.append(torch.where(columns == column, of_forward, -1 - of_forward))
             length = max(piece.length for piece in run)
-            positions = (begins[:, 1:2] + column).to(device)[:, None, :, None]
+            positions = to_device(begins[:, 1:2] + column, device)[:, None, :, None]
             shape = (len(run), kv.num_kv_heads, width, heads_per_kv, length)
             mask = causal_mask(positions, length, dtype, window).expand(shape)
             mask = mask.reshape(len(run) * kv.num_kv_heads, blocks, -1, length)
@@ -134,8 +144,8 @@ class DecodePlan:
         num_rows = sum(piece.count for piece in pieces)
         gather, places = _query_order(laid_out, num_rows, kv.num_kv_heads, heads_per_kv)
         is_in_order = gather.tolist() == list(range(num_rows * kv.num_kv_heads * heads_per_kv))
-        self._gather = None if is_in_order else gather.to(device)
-        self._places = None if is_in_order else places.to(device)
+        self._gather = None if is_in_order else to_device(gather, device)
+        self._places = None if is_in_order else to_device(places, device)
 
     def attend(self, queries: Tensor, layer_kv: Tensor) -> Tensor:
         """See `AttentionPlan`."""

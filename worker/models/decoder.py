@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kv_cache import KVCache
-from worker.models.attention import AttentionPlan, PrefillPlan, Segment, addresses
+from worker.models.attention import AttentionPlan, Placement, PrefillPlan, Segment, addresses
 from worker.models.config import DecoderConfig
 from worker.models.linear import Linear, Phase
 from worker.models.norm import RmsNorm
@@ -135,12 +135,25 @@ class Decoder:
             ValueError: segments do not fit the rows, the cache, or one another.
         """
         _check_rows(token_ids, segments, kv, phase)
+        slots, cells, positions = addresses(segments, self.device)  # [rows] each
+        placement = Placement(positions, kv.rows_of(slots, cells), self._plan(segments, kv, phase))
+        return self.compute(token_ids, placement, kv, phase=phase, tap=tap)
+
+    @torch.no_grad()
+    def compute(
+        self,
+        token_ids: Tensor,  # [rows] int64
+        placement: Placement,
+        kv: KVCache,
+        *,
+        phase: Phase,
+        tap: FeatureTap | None = None,
+    ) -> Tensor:  # [rows, hidden_size]
+        """Compute rows that have been placed: `forward` without its checks, and without anything from the host."""
         config, rows = self.config, len(token_ids)
         num_heads, num_turning = config.num_heads, config.num_heads + config.num_kv_heads
-        plan = self._plan(segments, kv, phase)
-        slots, cells, positions = addresses(segments, self.device)  # [rows] each
+        positions, places, plan = placement
         turns = self._turns.at(positions, num_turning, num_turning + config.num_kv_heads)
-        places = kv.rows_of(slots, cells)  # [rows * 2 * num_kv_heads]
         x = self._weights.embedding.index_select(0, token_ids)  # [rows, hidden_size]
         for index, (layer, layer_kv) in enumerate(zip(self._weights.layers, kv.layers, strict=True)):
             heads = layer.qkv(layer.input_norm(x), phase).view(rows, -1, config.head_dim)

@@ -20,6 +20,7 @@ from worker.models.norm import RmsNorm
 from worker.models.packed import Packing, RefinedHead, pack_linear, packed_bytes
 from worker.models.rope import pair_up
 
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 VERBATIM_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names of transformers' tokenizer that adds nothing to `tokenizer.json`, before and since 5."""
 
@@ -186,7 +187,9 @@ class _Checkpoint:
     def _head(self, weight: Tensor) -> Linear:
         """Make the output head of `[vocab_size, hidden_size]`; a tied embedding is shared, not copied."""
         if not self._packing:
-            return make_linear(weight, None, self._dtype, self._device)
+            placed = weight.to(self._device, self._dtype)
+            head = make_linear(placed, None, self._dtype, self._device)
+            return RefinedHead(head, placed) if self._dtype in HALF_DTYPES else head
         exact = weight if self._config.tie_word_embeddings else weight.to(self._device, self._dtype)
         return RefinedHead(pack_linear(weight, None, self._packing), exact)
 

@@ -23,6 +23,7 @@ from worker.models.attention import (
     aligned,
     causal_mask,
 )
+from worker.transfer import to_device
 
 MAX_GATHERED_TOKENS = 1 << 16
 """KV tokens that one kernel call gathers at most: bounds the copy's memory (50 MB with 3 bfloat16 KV heads of 64)."""
@@ -134,10 +135,10 @@ def _group(
         seen[view.trunk : view.position] = torch.tensor(view.path[:-1], dtype=torch.long)
         seen[view.position :] = view.path[-1]  # behind its own cell the mask hides everything
     slots = torch.tensor([view.slot for _, view in members]).repeat_interleave(length)
-    places = kv.rows_of(slots.to(device), cells.flatten().to(device))
+    places = kv.rows_of(to_device(slots, device), to_device(cells.flatten(), device))
     places = places.view(len(members), length, 2, kv.num_kv_heads).permute(2, 0, 3, 1).flatten()
-    positions = torch.tensor([view.position for _, view in members], device=device)
+    positions = to_device([view.position for _, view in members], device)
     shape = (len(members), kv.num_kv_heads, EXACT_BLOCK_ROWS * heads_per_kv, length)
     mask = causal_mask(positions[:, None, None], length, dtype, window).expand(shape)
-    rows = torch.tensor([row for row, _ in members], device=device)
+    rows = to_device([row for row, _ in members], device)
     return _Group(rows, places, mask.reshape(-1, 1, *shape[2:]))

@@ -12,8 +12,9 @@ import torch
 from worker.batch import DecodeBatch
 from worker.kv_cache import KVCache
 from worker.request import Request
-from worker.spec.draft import ChainDrafter, DraftFailure, DraftOutput
+from worker.spec.draft import ChainDrafter, DraftOutput
 from worker.spec.tree import DraftTree, Topology, kept_parents
+from worker.transfer import to_device
 
 
 class CachedDrafter(ChainDrafter):
@@ -38,10 +39,16 @@ class CachedDrafter(ChainDrafter):
         self._clock = clock
         self._kv_lengths: dict[int, int] = {}  # by slot
 
+    @property
+    def kv(self) -> KVCache:
+        """Its own cache."""
+        return self._kv
+
     def kv_length(self, slot: int) -> int:
         """Valid tokens in the drafter's KV of a slot."""
         return self._kv_lengths.get(slot, 0)
 
+    @torch.inference_mode()
     def draft(self, batch: DecodeBatch) -> DraftOutput:
         """Catch up, then draft for every request with a budget."""
         started = self._clock()
@@ -50,22 +57,16 @@ class CachedDrafter(ChainDrafter):
         for request in requests:
             self._catch_up(request)
         caught_up = self._clock()
-        width = self.num_draft_tokens - 1
-        draft_tokens = torch.zeros(batch.size, width, dtype=torch.long, device=self.device)
+        draft_tokens = torch.zeros(
+            batch.size, self.num_draft_tokens - 1, dtype=torch.long, device=self.device
+        )
         trees = [Topology.chain(0)] * batch.size
         if rows:
             tree = self._draft_rows(requests)
-            draft_tokens[rows] = tree.draft_tokens
+            draft_tokens.index_copy_(0, to_device(rows, self.device), tree.draft_tokens)
             if self.topk > 1:
                 for row, parents in zip(rows, kept_parents(tree, self.topk), strict=True):
                     trees[row] = Topology.tree(parents, batch.row_budgets[row])
-        # The one look at the numbers before verify: -1 marks a row whose logits held NaN.
-        if bool((draft_tokens < 0).any()):
-            for request in requests:
-                # A NaN behind the mask would poison what is stored there next.
-                self._kv.clear(request.held_slot)
-                self.release(request.held_slot)
-            raise DraftFailure("the draft model's logits hold NaN")
         output = DraftOutput(draft_tokens, batch.row_budgets, catch_up_seconds=caught_up - started)
         if self.topk == 1:
             return output
@@ -73,9 +74,17 @@ class CachedDrafter(ChainDrafter):
 
     def commit(self, request: Request) -> None:
         """Keep the KV of what was committed; the drafts behind it were wrong."""
-        slot = request.held_slot
+        self.rewind(request.held_slot, request.committed - 1)
+
+    def rewind(self, slot: int, length: int) -> None:
+        """Keep at most `length` tokens of a slot's KV."""
         if slot in self._kv_lengths:
-            self._kv_lengths[slot] = min(self._kv_lengths[slot], request.committed - 1)
+            self._kv_lengths[slot] = min(self._kv_lengths[slot], length)
+
+    def recover(self, slot: int) -> None:
+        """Wipe the slot: a NaN behind the mask would poison what is stored there next."""
+        self._kv.clear(slot)
+        self.release(slot)
 
     def release(self, slot: int) -> None:
         """Forget the slot's KV."""

@@ -6,12 +6,15 @@ behind; what is missing is stored when the head's turn comes again. Knows nothin
 
 from typing import Literal
 
+import torch
+
 from worker.batch import DecodeBatch
 from worker.request import Request
 from worker.spec.cached_draft import CachedDrafter
 from worker.spec.draft import Drafter, DraftOutput
 from worker.spec.ngram import NgramDrafter
 from worker.spec.runtime_state import SpecRuntimeState
+from worker.transfer import to_device
 
 
 class CompositeDrafter:
@@ -35,6 +38,7 @@ class CompositeDrafter:
         self._lookup.apply_runtime_state(state)
         self.head.apply_runtime_state(state)
 
+    @torch.inference_mode()
     def draft(self, batch: DecodeBatch) -> DraftOutput:
         """Look every request up, then draft for the rest in one batch."""
         found = [
@@ -46,16 +50,23 @@ class CompositeDrafter:
             for request, budget, tokens in zip(batch.requests, batch.row_budgets, found, strict=True)
         ]
         output = self.head.draft(DecodeBatch(batch.requests, batch.num_steps, budgets))
-        for row, tokens in enumerate(found):
-            if tokens:
-                output.draft_tokens[row, : len(tokens)] = output.draft_tokens.new_tensor(tokens)
         proposed = [len(tokens) or budget for tokens, budget in zip(found, budgets, strict=True)]
+        rows = [row for row, tokens in enumerate(found) if tokens]
+        if rows:
+            padded = [found[row] + [0] * (batch.num_steps - len(found[row])) for row in rows]
+            device = output.draft_tokens.device
+            output.draft_tokens.index_copy_(0, to_device(rows, device), to_device(padded, device))
         return output._replace(num_proposed=proposed)
 
     def commit(self, request: Request) -> None:
         """Both follow the outcome."""
         self._lookup.commit(request)
         self.head.commit(request)
+
+    def recover(self, slot: int) -> None:
+        """Both."""
+        self._lookup.recover(slot)
+        self.head.recover(slot)
 
     def release(self, slot: int) -> None:
         """Both forget the slot."""

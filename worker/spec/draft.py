@@ -35,10 +35,6 @@ class DraftOutput(NamedTuple):
         return [topology.num_levels for topology in self.trees] if self.trees else self.num_proposed
 
 
-class DraftFailure(RuntimeError):
-    """The drafter produced nothing usable (NaN); the round runs at depth 0."""
-
-
 class Drafter(Protocol):
     """What the engine asks of a drafter. All calls come from the engine thread."""
 
@@ -54,10 +50,17 @@ class Drafter(Protocol):
         """Adopt a tier; called between rounds only, through the engine's one way to change depth."""
 
     def draft(self, batch: DecodeBatch) -> DraftOutput:
-        """Propose up to `row_budgets` tokens per request; may raise DraftFailure. `batch.num_steps` is > 0."""
+        """Propose up to `row_budgets` tokens per request; `batch.num_steps` is > 0.
+
+        A proposal of -1 says that logits held NaN. It is read together with the target's answer, so that a round has
+        one read from the device; then the engine calls `recover`, and the round counts as one at depth 0.
+        """
 
     def commit(self, request: Request) -> None:
         """Follow the outcome of a round: drop what the drafter stored past the committed tokens."""
+
+    def recover(self, slot: int) -> None:
+        """Wipe a slot and forget it: it proposed -1, so the numbers behind it are broken."""
 
     def release(self, slot: int) -> None:
         """Forget a slot; called exactly once for each end of a request, on every path."""

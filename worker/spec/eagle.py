@@ -12,14 +12,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from worker.model_runner import ModelRunner
+from worker.graphs.forward import GraphedForward
+from worker.model_runner import ModelRunner, last_rows
 from worker.models.attention import Segment
+from worker.models.padded_attention import PaddedInputs, PaddedRows, place
 from worker.request import Request
 from worker.sampling import Draw
 from worker.spec.cached_draft import CachedDrafter
 from worker.spec.eagle_head import EagleHead
 from worker.spec.tree import DraftTree
 from worker.spec.tree_steps import Branches, Frontier, grow_branches
+from worker.transfer import to_device
 
 
 class EagleDrafter(CachedDrafter):
@@ -65,6 +68,8 @@ class EagleDrafter(CachedDrafter):
         self._head = head
         self._target = target
         self._most_extended = deepest_num_steps + 1
+        self.extend_graphs: GraphedForward | None = None
+        self.step_graphs: GraphedForward | None = None
         self._segments: Sequence[Segment] = ()
         self._extended = torch.empty(0)  # [rows, hidden_size]: the head's, of the root's row
         self._hidden = self._extended  # the same of the latest step; [rows, topk, hidden_size] of a tree's
@@ -76,11 +81,56 @@ class EagleDrafter(CachedDrafter):
         `draft_forward` goes on from here, as often as it is called.
         """
         segments = [self._missing(request) for request in requests]
-        hidden = self._run(requests, segments, is_prefill=False)
-        ends = torch.tensor([segment.count for segment in segments], device=self.device).cumsum(0) - 1
-        self._extended = hidden.index_select(0, ends)
         self._segments = [Segment(r.held_slot, r.committed - 1, 1) for r in requests]
+        tokens = self._tokens_behind(requests, segments)
+        replayed = self._replay(self.extend_graphs, tokens, segments, None)
+        if replayed is not None:
+            self._note_stored(segments)
+            logits, self._extended = replayed
+            return logits
+        hidden = self._run(tokens, segments, is_prefill=False)
+        self._extended = hidden.index_select(0, last_rows(segments, self.device))
         return self._head.logits(self._extended)
+
+    def extend_padded(self, inputs: PaddedInputs) -> tuple[Tensor, Tensor]:
+        """`draft_extend` without anything from the host: logits and hidden states of each request's last row."""
+        if self._target.kv.features is None:
+            raise RuntimeError("features are read, but keep_features was not called")
+        stored = self._target.kv.features.view(-1, self._target.kv.features.shape[-1])
+        cells = PaddedRows.of(inputs, self._kv.padding_slot).among_all(self._target.kv.max_tokens)
+        hidden = self._compute_padded(inputs, self._head.fuse(stored.index_select(0, cells)))
+        hidden = hidden.index_select(0, inputs.last_rows)
+        return self._head.logits(hidden), hidden
+
+    def step_padded(self, inputs: PaddedInputs) -> tuple[Tensor, Tensor]:
+        """One drafting step of one row per request: logits and hidden states."""
+        if inputs.hidden is None:
+            raise RuntimeError("a step reads hidden states")
+        hidden = self._compute_padded(inputs, inputs.hidden.flatten(0, 1))
+        return self._head.logits(hidden), hidden
+
+    def no_hidden(self) -> Tensor:  # [0, hidden_size]
+        """Return a tensor with the dtype and the width of the hidden states."""
+        return self._head.no_hidden()
+
+    def _compute_padded(self, inputs: PaddedInputs, hidden: Tensor) -> Tensor:
+        layer = self._head.config.layer
+        placement = place(inputs, self._kv, layer.num_heads // layer.num_kv_heads)
+        return self._head.compute(inputs.tokens.flatten(), hidden, placement, self._kv, phase="decode")
+
+    def _replay(
+        self,
+        graphs: GraphedForward | None,
+        tokens: Tensor,
+        segments: Sequence[Segment],
+        hidden: Tensor | None,
+    ) -> Sequence[Tensor] | None:
+        replayed = graphs.replay(tokens, segments, hidden) if graphs is not None else None
+        if replayed is None:
+            self._target.launches.eager += 1
+        else:
+            self._target.launches.replayed += 1
+        return replayed
 
     def _missing(self, request: Request) -> Segment:
         length = self.kv_length(request.held_slot)
@@ -91,25 +141,32 @@ class EagleDrafter(CachedDrafter):
         """Store what is more than a round's tokens in chunks; at least one row is left for `draft_extend`."""
         while (missing := self._missing(request)).count > self._most_extended:
             chunk = Segment(missing.slot, missing.start, min(self._chunk, missing.count - 1))
-            self._run([request], [chunk], is_prefill=True)
+            self._run(self._tokens_behind([request], [chunk]), [chunk], is_prefill=True)
 
-    def _run(self, requests: Sequence[Request], segments: Sequence[Segment], *, is_prefill: bool) -> Tensor:
-        """Compute rows from the target's features → `[rows, hidden_size]`."""
+    def _tokens_behind(self, requests: Sequence[Request], segments: Sequence[Segment]) -> Tensor:  # [rows]
+        """Return the token behind each row's position."""
         tokens = [
             token
             for request, segment in zip(requests, segments, strict=True)
             for token in request.tokens(segment.start + 1, segment.stop + 1)
         ]
+        return to_device(tokens, self.device)
+
+    def _run(self, tokens: Tensor, segments: Sequence[Segment], *, is_prefill: bool) -> Tensor:
+        """Compute rows from the target's features → `[rows, hidden_size]`."""
         hidden = self._head.forward(
-            torch.tensor(tokens, device=self.device),
+            tokens,
             self._head.fuse(self._target.features(segments)),
             segments,
             self._kv,
             phase="prefill" if is_prefill else "decode",
         )
+        self._note_stored(segments)
+        return hidden
+
+    def _note_stored(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
             self._kv_lengths[segment.slot] = segment.stop
-        return hidden
 
     @torch.inference_mode()
     def _draft_rows(self, requests: Sequence[Request]) -> DraftTree:
@@ -121,6 +178,10 @@ class EagleDrafter(CachedDrafter):
     def _forward_step(self, tokens: Tensor, step: int) -> Tensor:
         segments = [Segment(s.slot, s.start + step, 1) for s in self._segments]
         before = self._hidden if step else self._extended
+        replayed = self._replay(self.step_graphs, tokens, segments, before)
+        if replayed is not None:
+            logits, self._hidden = replayed
+            return logits
         self._hidden = self._head.forward(tokens, before, segments, self._kv, phase="decode")
         return self._head.logits(self._hidden)
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.kv_cache import KVCache
-from worker.models.attention import AttentionPlan, PrefillPlan, Segment, addresses
+from worker.models.attention import AttentionPlan, Placement, PrefillPlan, Segment, addresses
 from worker.models.config import DecoderConfig
 from worker.models.decoder import Decoder
 from worker.models.linear import Linear, Phase
@@ -99,6 +99,10 @@ class EagleHead:
         self._turns.reserve(kv.max_tokens)
         return kv
 
+    def no_hidden(self) -> Tensor:  # [0, hidden_size]
+        """Return a tensor with the dtype and the width of `forward`'s results."""
+        return torch.empty(0, self.config.layer.hidden_size, dtype=self._wide, device=self._device)
+
     def fuse(self, features: Tensor) -> Tensor:
         """Turn the target's features `[rows, len(feature_layers) * hidden_size]` into `[rows, hidden_size]`."""
         weights = self._weights
@@ -117,16 +121,24 @@ class EagleHead:
         phase: Phase,
     ) -> Tensor:  # [rows, hidden_size]
         """Compute rows and store their keys and values; see `Decoder.forward` for segments and phase."""
-        weights, layer, dtype = self._weights, self.config.layer, self._target.dtype
-        num_heads, num_turning = layer.num_heads, layer.num_heads + layer.num_kv_heads
+        layer = self.config.layer
         slots, cells, positions = addresses(segments, self._device)  # [rows] each
         plan: AttentionPlan
         if phase == "prefill":
             plan = PrefillPlan(segments, kv)
         else:
             plan = decode_plan(segments, kv, layer.num_heads // layer.num_kv_heads)
+        placement = Placement(positions, kv.rows_of(slots, cells), plan)
+        return self.compute(token_ids, hidden, placement, kv, phase=phase)
+
+    def compute(
+        self, token_ids: Tensor, hidden: Tensor, placement: Placement, kv: KVCache, *, phase: Phase
+    ) -> Tensor:  # [rows, hidden_size]
+        """Compute rows that have been placed: `forward` without anything from the host."""
+        weights, layer, dtype = self._weights, self.config.layer, self._target.dtype
+        num_heads, num_turning = layer.num_heads, layer.num_heads + layer.num_kv_heads
+        positions, places, plan = placement
         turns = self._turns.at(positions, num_turning, num_turning + layer.num_kv_heads)
-        places = kv.rows_of(slots, cells)  # [rows * 2 * num_kv_heads]
         x, joined = self._join(token_ids, hidden, phase)
         heads = weights.qkv(joined, phase).view(len(token_ids), -1, layer.head_dim)
         heads = turn(heads, turns)

@@ -15,6 +15,7 @@ from worker.sampling import Draw
 from worker.spec.cached_draft import CachedDrafter
 from worker.spec.tree import DraftTree
 from worker.spec.tree_steps import Branches, Frontier, grow_branches
+from worker.transfer import to_device
 
 
 class ModelDrafter(CachedDrafter):
@@ -64,6 +65,11 @@ class ModelDrafter(CachedDrafter):
         self._branches.pop(slot, None)
         super().release(slot)
 
+    @property
+    def runner(self) -> ModelRunner:
+        """The draft model."""
+        return self._runner
+
     def _catch_up(self, request: Request) -> None:
         """Prefill, in chunks, all but the last two committed tokens that the KV may lack."""
         slot = request.held_slot
@@ -84,7 +90,7 @@ class ModelDrafter(CachedDrafter):
         tokens = [
             token for r, s in zip(requests, first, strict=True) for token in r.tokens(s.start, r.committed)
         ]
-        logits = self._runner.decode(torch.tensor(tokens, device=self.device), first, last_only=True)
+        logits = self._runner.decode(to_device(tokens, self.device), first, last_only=True)
         self._segments = [Segment(r.held_slot, r.committed, 1) for r in requests]
         self._growing = [Branches(r.held_slot, r.committed) for r in requests]
         draws = [[Draw.at(r, r.committed + step) for r in requests] for step in range(self.num_steps)]

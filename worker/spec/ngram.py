@@ -13,6 +13,7 @@ from worker.batch import DecodeBatch
 from worker.request import Request
 from worker.spec.draft import DraftOutput
 from worker.spec.runtime_state import SpecRuntimeState
+from worker.transfer import to_device
 
 
 class SuffixIndex:
@@ -77,7 +78,7 @@ class NgramDrafter:
             for request, budget in zip(batch.requests, batch.row_budgets, strict=True)
         ]
         padded = [row + [0] * (self.num_steps - len(row)) for row in rows]
-        draft_tokens = torch.tensor(padded, dtype=torch.long, device=self._device)
+        draft_tokens = to_device(padded, self._device, torch.long)
         return DraftOutput(draft_tokens, [len(row) for row in rows])
 
     def propose(self, request: Request, limit: int) -> list[int]:
@@ -86,6 +87,10 @@ class NgramDrafter:
 
     def commit(self, request: Request) -> None:
         """Nothing to take back: only committed tokens are indexed, when they are next needed."""
+
+    def recover(self, slot: int) -> None:
+        """Drop the slot's index; what it proposes are tokens always."""
+        self.release(slot)
 
     def release(self, slot: int) -> None:
         """Drop the slot's index."""

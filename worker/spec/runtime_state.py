@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.transfer import to_device
+
 
 def chain_draft_tokens(num_steps: int) -> int:
     """Return num_draft_tokens at topk 1: the root and one draft per step."""
@@ -24,13 +26,12 @@ class SpecRuntimeState:
     num_draft_tokens: int
     """The root and its drafts: `num_steps + 1` at topk 1."""
     verify_tokens: Tensor  # [max_batch_size, num_draft_tokens] int64
-    columns: Tensor  # [1, num_draft_tokens] int64: 0, 1, …
 
     def fill(
         self,
         roots: Tensor,  # [bs] int64
         draft_tokens: Tensor,  # [bs, num_draft_tokens - 1] int64
-        num_proposed: Tensor,  # [bs] int64
+        num_proposed: Sequence[int],  # [bs]
     ) -> Tensor:  # [Σ (1 + num_proposed)] int64
         """Lay root and drafts side by side and return the rows to verify, request after request.
 
@@ -40,7 +41,15 @@ class SpecRuntimeState:
         tokens = self.verify_tokens[:batch_size]
         tokens[:, 0] = roots
         tokens[:, 1:] = draft_tokens
-        return tokens[self.columns <= num_proposed.unsqueeze(-1)]
+        if min(num_proposed) == self.num_draft_tokens - 1:
+            return tokens.flatten()
+        starts = range(0, tokens.numel(), self.num_draft_tokens)
+        kept = [
+            place
+            for start, n in zip(starts, num_proposed, strict=True)
+            for place in range(start, start + n + 1)
+        ]
+        return tokens.flatten().index_select(0, to_device(kept, tokens.device))
 
 
 def build_runtime_states(
@@ -58,6 +67,5 @@ def build_runtime_states(
             num_steps=num_steps,
             num_draft_tokens=width,
             verify_tokens=torch.zeros(max_batch_size, width, dtype=torch.long, device=device),
-            columns=torch.arange(width, device=device).unsqueeze(0),
         )
     return states

@@ -168,6 +168,7 @@ class ScriptedEngine:
             durations={},
             depth=DepthCounts(dict.fromkeys(CHANGE_REASONS, 0), probes=0, probe_rounds=0),
             slow_path_rounds=0,
+            eager_rounds=sum(bucket.rounds for bucket in self.frozen_stats.buckets),
         )
 
     def health(self) -> Health:

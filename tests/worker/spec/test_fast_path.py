@@ -108,9 +108,7 @@ def test_inconsistent_counts_are_refused_and_change_nothing():
 
 def test_topk_above_one_leaves_the_chain_buffers_alone():
     drafter = ChainDrafter(topk=2, max_rows=4, device=CPU, use_fast_path=True)
-    drafter.apply_runtime_state(
-        SpecRuntimeState(2, 6, torch.zeros(4, 6, dtype=torch.long), torch.arange(6).unsqueeze(0))
-    )
+    drafter.apply_runtime_state(SpecRuntimeState(2, 6, torch.zeros(4, 6, dtype=torch.long)))
     assert drafter.fast_path == "off"
     assert not hasattr(drafter, "_topk1_parents_prealloc")
 

@@ -180,7 +180,7 @@ def walk(seed, temperature, choose_tree, length=8):
         tokens, parents = choose_tree()
         rows = torch.tensor([request.token_at(request.committed - 1), *tokens])
         tree = Topology.tree(parents, max_depth=99)
-        (verdict,) = verify(TABLE[rows], [request], [tokens], [tree])
+        (verdict,) = verify(TABLE[rows], [request], rows, [len(tokens)], [tree])
         assert [tokens[row - 1] for row in verdict.path] == verdict.accept_tokens[:-1]
         assert [parents[row - 1] for row in verdict.path] == [0, *verdict.path][:-1]
         num_correct += verdict.num_correct_drafts

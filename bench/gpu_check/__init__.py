@@ -1,0 +1,1 @@
+"""`make gpu-check`: what only a GPU can show, in one short run."""
