@@ -17,6 +17,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
 
 from controller.types import AcceptanceEstimate, CellDelta, Hazard
 
@@ -34,6 +36,8 @@ WINDOWS = 6
 CHANGE_ODDS = 0.02
 """Odds of a change within a window, before anything is seen of it."""
 MAX_DISPERSION = 2.5
+LEAST, MOST = 1e-3, 1 - 1e-3
+"""Bounds of every probability."""
 
 
 @dataclass
@@ -63,6 +67,22 @@ class Counts:
         self.correct = [a + b for a, b in zip(self.correct, other.correct, strict=True)]
         self.rounds += other.rounds
         self.request_rounds += other.request_rounds
+
+    def plus(self, other: "Counts") -> "Counts":
+        """Return both kinds of evidence together."""
+        both = Counts(self.reached, self.correct, self.rounds, self.request_rounds)
+        both.add(other)
+        return both
+
+
+@dataclass(frozen=True)
+class Lean:
+    """What thin positions lean on: all of it follows from the shape, so it is worked out once for many counts."""
+
+    first: float
+    """Long-run rate of the first position."""
+    steps: Sequence[tuple[float, float] | None]
+    """Per position: its step in log-odds from the one before, and how far that is trusted; None: not learned."""
 
 
 class Acceptance:
@@ -102,8 +122,9 @@ class Acceptance:
     def estimate(self) -> AcceptanceEstimate:
         """Return what is known now."""
         counts = self._all()
+        rates = self._rates(counts, self._lean())
         return AcceptanceEstimate(
-            hazards=self._hazards(counts),
+            hazards=tuple(Hazard(probability=p, variance=variance) for p, variance in rates),
             proposed=self._proposed_shares(),
             rounds=counts.rounds,
             request_rounds=counts.request_rounds,
@@ -115,40 +136,33 @@ class Acceptance:
     # ---- what is known ----
 
     def _all(self) -> Counts:
-        counts = Counts.empty(self._width)
-        counts.add(self._old)
-        for window in self._recent:
-            counts.add(window)
-        return counts
+        return reduce(Counts.plus, self._recent, self._old)
 
-    def _hazards(self, counts: Counts) -> tuple[Hazard, ...]:
-        found: list[Hazard] = []
-        shape = self._shape
-        before = (
-            (shape.correct[0] + 0.5 * FIRST_PRIOR) / (shape.reached[0] + FIRST_PRIOR) if self._width else 0.5
-        )
-        for position in range(self._width):
-            lean = FIRST_PRIOR if position == 0 else PRIOR
-            q = before if position == 0 else self._following(position, before)
-            n, s = counts.reached[position], counts.correct[position]
-            p = min(max((s + lean * q) / (n + lean), 1e-3), 1 - 1e-3)
-            variance = self._dispersion * p * (1 - p) / (n + lean + 1)
-            found.append(Hazard(probability=p, variance=variance))
-            before = p
-        return tuple(found)
+    def _rates(self, counts: Counts, lean: Lean) -> list[tuple[float, float]]:
+        """P(draft correct | drafts before it correct) of every position by these counts, and its variance."""
+        found: list[tuple[float, float]] = []
+        p, prior = lean.first, FIRST_PRIOR
+        for n, s, step in zip(counts.reached, counts.correct, lean.steps, strict=True):
+            q = _following(p, step) if found else p
+            p = (s + prior * q) / (n + prior)
+            p = LEAST if p < LEAST else MOST if p > MOST else p
+            found.append((p, self._dispersion * p * (1 - p) / (n + prior + 1)))
+            prior = PRIOR
+        return found
 
-    def _following(self, position: int, before: float) -> float:
-        """q_i: what p_i would be, judging by p_{i-1} and the shape that the text has had."""
-        shape = self._shape
-        n, s = shape.reached[position], shape.correct[position]
-        n0, s0 = shape.reached[position - 1], shape.correct[position - 1]
-        plain = RATIO * before
-        if n <= 0 or n0 <= 0:
-            return plain
-        step = _log_odds((s + 1) / (n + 2)) - _log_odds((s0 + 1) / (n0 + 2))
-        learned = 1 / (1 + math.exp(-(_log_odds(before) + step)))
-        share = n / (n + SHAPE_PRIOR)
-        return share * learned + (1 - share) * plain
+    def _lean(self) -> Lean:
+        reached, correct = self._shape.reached, self._shape.correct
+        if not reached:
+            return Lean(0.5, ())
+        first = (correct[0] + 0.5 * FIRST_PRIOR) / (reached[0] + FIRST_PRIOR)
+        odds = [_log_odds((s + 1) / (n + 2)) for n, s in zip(reached, correct, strict=True)]
+        steps: list[tuple[float, float] | None] = [None]
+        for position in range(1, self._width):
+            n = reached[position]
+            is_learned = n > 0 and reached[position - 1] > 0
+            step = odds[position] - odds[position - 1], n / (n + SHAPE_PRIOR)
+            steps.append(step if is_learned else None)
+        return Lean(first, steps)
 
     def _proposed_shares(self) -> tuple[float, ...]:
         """Positions never asked for are taken to be as the last one that was."""
@@ -189,11 +203,11 @@ class Acceptance:
 
         With e the chance that a token is the last, a round loses Σ S_i (1 - (1 - e)^i), about e Σ i S_i.
         """
-        hazards = self._hazards(self._all())
+        rates = self._rates(self._all(), self._lean())
         for cell in cells:
             survival, depth_sum = 1.0, 0.0
             for position in range(min(cell.num_steps, self._width)):
-                survival *= hazards[position].probability
+                survival *= rates[position][0]
                 depth_sum += (position + 1) * survival
             self._lost += max(0, cell.accept_tokens - cell.emitted_tokens)
             self._exposed += cell.request_rounds * depth_sum
@@ -201,10 +215,12 @@ class Acceptance:
     def _look_for_change(self) -> None:
         """Test the newest 1, 2, … windows against all before; at a change forget what came before it."""
         worst, split, surprise = 0.0, 0, 0.0
+        lean = self._lean()
+        before = list(accumulate(self._recent, Counts.plus, initial=self._old))
         newest = Counts.empty(self._width)
         for count in range(1, len(self._recent)):
             newest.add(self._recent[-count])
-            z = self._residual(newest, count)
+            z = self._residual(newest, before[len(self._recent) - count], lean)
             if count == 1:
                 # Residuals of single windows tell how much more counts vary than independent drafts would.
                 keep = 0.97
@@ -221,25 +237,21 @@ class Acceptance:
         self._proposed = [keep * x for x in self._proposed]
         self._asked = [keep * x for x in self._asked]
 
-    def _residual(self, newest: Counts, count: int) -> float:
-        """How far the drafts correct in the newest windows are from what was expected, in standard deviations.
+    def _residual(self, newest: Counts, base: Counts, lean: Lean) -> float:
+        """How far the drafts correct in the newest windows are from what was expected before, in standard deviations.
 
         The signed root of the likelihood ratio of the pooled counts: unlike a z-score it is right for few drafts and
         for rates near 0 and 1, where a single draft can say a lot.
         """
-        base = Counts.empty(self._width)
-        base.add(self._old)
-        for window in list(self._recent)[: len(self._recent) - count]:
-            base.add(window)
         total = correct = expected = uncertainty = 0.0
-        for position, hazard in enumerate(self._hazards(base)):
-            n, p = newest.reached[position], hazard.probability
+        rates = self._rates(base, lean)
+        for n, s, (p, variance) in zip(newest.reached, newest.correct, rates, strict=True):
             if n <= 0:
                 continue
             total += n
-            correct += newest.correct[position]
+            correct += s
             expected += n * p
-            uncertainty += n * n * hazard.variance
+            uncertainty += n * n * variance
         if total <= 0 or base.reached[0] < 1:
             return 0.0
         rate, mean = correct / total, expected / total
@@ -247,6 +259,15 @@ class Acceptance:
         effective = 1 / (self._dispersion / total + uncertainty / total**2 / spread)
         divergence = _entropy(rate, mean) + _entropy(1 - rate, 1 - mean)
         return math.copysign(math.sqrt(2 * effective * max(divergence, 0.0)), rate - mean)
+
+
+def _following(before: float, step: tuple[float, float] | None) -> float:
+    """q_i: what p_i would be, judging by p_{i-1} and the shape that the text has had."""
+    plain = RATIO * before
+    if step is None:
+        return plain
+    learned = 1 / (1 + math.exp(-(_log_odds(before) + step[0])))
+    return step[1] * learned + (1 - step[1]) * plain
 
 
 def _entropy(rate: float, mean: float) -> float:
