@@ -69,7 +69,7 @@ def turn_body(turn: Turn, verdicts: Sequence[Verdict]) -> str:
         turn.hold_seconds,
         adopted,
     ]
-    return dump([inputs, _pack(turn.observation), brief(verdicts), digest(verdicts)])
+    return _ROWS.encode([inputs, turn.observation, brief(verdicts), digest(verdicts)])
 
 
 def turn_from(body: str) -> tuple[Turn, list[Any], str]:
@@ -116,15 +116,13 @@ def digest(verdicts: Sequence[Verdict]) -> str:
     """Return a digest of everything in the verdicts, scores and inputs to the last bit; empty without verdicts."""
     if not verdicts:
         return ""
-    whole = dump([_pack(verdict) for verdict in verdicts])
-    return hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(_ROWS.encode(verdicts).encode(), digest_size=8).hexdigest()
 
 
-def _pack(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return [_pack(getattr(value, field.name)) for field in dataclasses.fields(value)]
-    if isinstance(value, tuple | list):
-        return [_pack(item) for item in value]
-    if isinstance(value, Mapping):
-        return [[key, _pack(item)] for key, item in value.items()]
-    return value
+def _row(value: Any) -> list[Any]:
+    """Return a dataclass's values in the order of its fields; a mapping among them becomes pairs."""
+    return [list(v.items()) if isinstance(v, Mapping) else v for v in vars(value).values()]
+
+
+_ROWS = json.JSONEncoder(separators=BREVITY, default=_row)
+"""Writes dataclasses as rows."""

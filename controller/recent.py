@@ -3,7 +3,6 @@
 No decision ever reads these (they mix depths); decisions use `estimate`.
 """
 
-import dataclasses
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +42,7 @@ class RecentWindow:
         """Return the window's seconds and its counts summed per (num_steps, max_batch_size), for the record."""
         pooled: dict[tuple[int, int], dict[str, Any]] = {}
         for cell in (cell for observation in self._observations for cell in observation.cells):
-            counts = dataclasses.asdict(cell)
+            counts = dict(vars(cell))
             key = cell.num_steps, cell.max_batch_size
             pooled[key] = _sum(pooled[key], counts) if key in pooled else counts
         span = sum(observation.span_seconds for observation in self._observations)

@@ -85,9 +85,9 @@ class Recorder:
             if turn.now - worker.checkpoint_seconds >= self._checkpoint_seconds:
                 self._checkpoint(worker, turn.now)
         for verdict in verdicts:
-            decision = self._decision(worker, verdict, outcome, estimate)
-            if self._is_news(worker, f"{verdict.proposal.slot}", decision, verdict):
-                self._write(decision)
+            became = _became(worker, verdict, outcome)
+            if self._is_news(worker, f"{verdict.proposal.slot}", became, verdict):
+                self._write(self._decision(worker, verdict, became, estimate))
 
     def step(self, worker: ControlledWorker, kind: str, body: Any = None) -> None:
         """Record what happened to a life between its turns."""
@@ -99,27 +99,27 @@ class Recorder:
         estimate, policy = shadow.estimate, shadow.kind
         for verdict in verdicts if estimate is not None else ():
             assert estimate is not None
-            found = self._decision(worker, verdict, "advisory", estimate)
             wanted = verdict.proposal
+            if not self._is_news(worker, f"shadow {wanted.slot}", "advisory", verdict):
+                continue
+            found = self._decision(worker, verdict, "advisory", estimate)
             gain = estimated_gain(estimate, wanted.slot, wanted.num_steps_before, verdict.num_steps)
             decision = dataclasses.replace(
                 found,
                 kind="shadow",
-                outcome="advisory",
                 inputs={**found.inputs, **({} if gain is None else {"estimated_gain": gain})},
                 policy=policy.name,
                 policy_version=policy.version,
             )
-            if self._is_news(worker, f"shadow {wanted.slot}", decision, verdict):
-                self._write(decision)
+            self._write(decision)
 
-    def _is_news(self, worker: ControlledWorker, place: str, decision: Decision, verdict: Verdict) -> bool:
+    def _is_news(self, worker: ControlledWorker, place: str, outcome: Outcome, verdict: Verdict) -> bool:
         """Whether this is not the very refusal or advice recorded last in its place."""
-        if decision.outcome not in ("held", "advisory"):
+        if outcome not in ("held", "advisory"):
             worker.noted.pop(place, None)
             return True
         wanted = verdict.proposal
-        key = (decision.outcome, decision.guard, decision.num_steps, wanted.num_steps, wanted.reason)
+        key = (outcome, verdict.guard, verdict.num_steps, wanted.num_steps, wanted.reason)
         if worker.noted.get(place) == key:
             return False
         worker.noted[place] = key
@@ -141,12 +141,6 @@ class Recorder:
     ) -> Decision:
         proposal = verdict.proposal
         is_probe = proposal.probe is not None or proposal.ends_probe
-        if not verdict.is_allowed:
-            outcome = "held"
-        elif worker.mode == "advisory":
-            outcome = "advisory"
-        elif not proposal.is_change and proposal.probe is None:
-            outcome = "noted"
         message = proposal.message
         if verdict.guard is not None:
             message = f"{message}; {verdict.guard}: {verdict.explanation}"
@@ -196,6 +190,16 @@ class Recorder:
         )
 
 
+def _became(worker: ControlledWorker, verdict: Verdict, sent: Outcome) -> Outcome:
+    """Return what became of a verdict; `sent` is what became of the plan."""
+    if not verdict.is_allowed:
+        return "held"
+    if worker.mode == "advisory":
+        return "advisory"
+    proposal = verdict.proposal
+    return sent if proposal.is_change or proposal.probe is not None else "noted"
+
+
 def observed(worker: ControlledWorker, slot: int, estimate: Estimate) -> dict[str, Any]:
     """Return the counts of the recent window that belong to a slot, for the record."""
     if worker.life is None:
@@ -212,11 +216,17 @@ def estimated(estimate: Estimate, slot: int) -> dict[str, Any]:
     """Return what the evidence says about a slot, for the record."""
     for found in estimate.slots:
         if found.slot.max_batch_size == slot:
-            whole = dataclasses.asdict(found)
-            known = {name: value for name, value in whole.items() if name not in ("slot", "scores")}
+            known = {n: _plain(value) for n, value in vars(found).items() if n not in ("slot", "scores")}
             if slot in estimate.forecasts:
-                known["forecast"] = dataclasses.asdict(estimate.forecasts[slot])
+                known["forecast"] = _plain(estimate.forecasts[slot])
             if estimate.acceptance is not None:
-                known["acceptance"] = dataclasses.asdict(estimate.acceptance)
+                known["acceptance"] = _plain(estimate.acceptance)
             return known
     return {}
+
+
+def _plain(value: Any) -> Any:
+    """Return an estimate as dicts and tuples (`dataclasses.asdict` copies every number on the way)."""
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return {n: _plain(v) for n, v in vars(value).items()} if dataclasses.is_dataclass(value) else value

@@ -153,12 +153,12 @@ class AcceptanceEstimate:
     has_changed: bool
     """A change was noticed in this window: older evidence was dropped."""
 
-    def expected_tokens(self, num_steps: int) -> float:
-        """E(k) = 1 + Σ survival: tokens of a request-round at a depth that are not lost behind an end."""
-        survival, expected = 1.0, 1.0
-        for hazard in self.hazards[:num_steps]:
+    def expected_tokens(self) -> list[float]:
+        """E(k) = 1 + Σ survival, by depth k: tokens of a request-round that are not lost behind an end."""
+        survival, expected = 1.0, [1.0]
+        for hazard in self.hazards:
             survival *= hazard.probability * (1 - self.end_rate)
-            expected += survival
+            expected.append(expected[-1] + survival)
         return expected
 
 

@@ -16,6 +16,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from controller.types import CellDelta
 
@@ -45,8 +46,7 @@ class ProfileCell:
     round_seconds: float
 
 
-@dataclass(frozen=True)
-class CostForecast:
+class CostForecast(NamedTuple):
     """Seconds of a round at one depth."""
 
     seconds: float
@@ -138,34 +138,41 @@ class Latency:
             self._learn_spread(cell, mean)
             self._update(cell, batch_size, math.log(mean / self._base(batch_size, cell.num_steps, drafts)))
 
-    def forecast(self, batch_size: float, num_steps: int, drafts: float) -> CostForecast:
-        """Return what a round would take; `is_known` must hold."""
-        _, x1, x2 = self._features(batch_size, num_steps)
-        own, own_variance = self._cell(batch_size, num_steps)
-        value = self._state[0] + x1 * self._state[1] + x2 * self._state[2] + own
+    def forecast(
+        self, batch_size: float, depths: Sequence[int], drafts_of: Sequence[float]
+    ) -> list[CostForecast]:
+        """Return what a round would take at each of some depths; `is_known` must hold.
+
+        Args:
+            batch_size: requests of the round.
+            depths: what to tell of.
+            drafts_of: drafts verified per request-round, by depth.
+        """
+        level, slope_steps, slope_size = self._state
         (_, _, _), (_, c11, c12), (_, _, c22) = self._covariance
-        shared = x1 * x1 * c11 + 2 * x1 * x2 * c12 + x2 * x2 * c22
-        return CostForecast(
-            self._base(batch_size, num_steps, drafts) * math.exp(value),
-            own_variance + shared,
-            math.sqrt(self._spread_squared),
-        )
+        size = _size_feature(batch_size)
+        bucket = 1 << max(0, math.ceil(batch_size) - 1).bit_length()
+        unknown, spread = (0.0, self._cell_sd**2), math.sqrt(self._spread_squared)
+        costs = []
+        for num_steps in depths:
+            steps = num_steps / self._deepest
+            own, own_variance = self._own.get((bucket, num_steps), unknown)
+            value = level + steps * slope_steps + size * slope_size + own
+            shared = steps * steps * c11 + 2 * steps * size * c12 + size * size * c22
+            seconds = self._base(batch_size, num_steps, drafts_of[num_steps]) * math.exp(value)
+            costs.append(CostForecast(seconds, own_variance + shared, spread))
+        return costs
 
     # ---- inside ----
 
     def _features(self, batch_size: float, num_steps: int) -> list[float]:
-        return [1.0, num_steps / self._deepest, math.log2(max(batch_size, 1.0)) / 4]
+        return [1.0, num_steps / self._deepest, _size_feature(batch_size)]
 
     def _base(self, batch_size: float, num_steps: int, drafts: float) -> float:
         if self._profile is not None:
             return self._profile.seconds(batch_size, num_steps, min(drafts, num_steps))
         assert self._anchor is not None
         return self._anchor * _guess(batch_size, num_steps)
-
-    def _cell(self, batch_size: float, num_steps: int) -> tuple[float, float]:
-        key = 1 << max(0, math.ceil(batch_size) - 1).bit_length(), num_steps
-        own = self._own.get(key)
-        return (own[0], own[1]) if own else (0.0, self._cell_sd**2)
 
     def _drift(self, span_seconds: float) -> None:
         self._covariance[0][0] = min(1.0, self._covariance[0][0] + LEVEL_DRIFT**2 * span_seconds)
@@ -210,6 +217,10 @@ def bracket(points: Sequence[int], value: float) -> tuple[int, int, float]:
         return points[-1], points[-1], 0.0
     low, high = points[index - 1], points[index]
     return low, high, (value - low) / (high - low)
+
+
+def _size_feature(batch_size: float) -> float:
+    return math.log2(max(batch_size, 1.0)) / 4
 
 
 def _guess(batch_size: float, num_steps: int) -> float:

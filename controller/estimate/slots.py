@@ -8,6 +8,7 @@ Pure. Knows no thresholds and no clock.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.types import (
@@ -65,24 +66,29 @@ class PositionCounts:
         return tuple(rates + [None] * (num_steps - known))
 
     def mean_correct(self, num_steps: int) -> tuple[float, float] | None:
-        """Expected correct drafts per request-round at a depth, and its standard error.
+        """Expected correct drafts per request-round at a depth, and its standard error; None: unknown."""
+        return self.means_correct(num_steps)[num_steps]
+
+    def means_correct(self, num_steps: int) -> list[tuple[float, float] | None]:
+        """Expected correct drafts per request-round at every depth up to one, and their standard errors.
 
         The sum of survivals over the positions up to the first unknown one, hence a lower bound there; None
         when not even the first position is known. Depth 0 yields exactly 0 and needs no evidence.
         """
-        if num_steps == 0:
-            return 0.0, 0.0
+        means: list[tuple[float, float] | None] = [(0.0, 0.0)]
         survival, mean, second_moment = 1.0, 0.0, 0.0
-        for index, rate in enumerate(self.acceptance(num_steps)):
-            if rate is None:
+        for index, (reached, correct) in enumerate(
+            zip(self._reached[:num_steps], self._correct, strict=False)
+        ):
+            if reached < MIN_WEIGHT:
                 break
-            survival *= rate
+            survival *= correct / reached
             mean += survival
             second_moment += (2 * index + 1) * survival  # E[x^2] = sum of (2i - 1) P(x >= i)
-        if not self._reached or self._reached[0] < MIN_WEIGHT:
-            return None
-        variance = max(0.0, second_moment - mean * mean)
-        return mean, math.sqrt(variance / max(self._weight, 1.0))
+            variance = max(0.0, second_moment - mean * mean)
+            means.append((mean, math.sqrt(variance / max(self._weight, 1.0))))
+        beyond = means[-1] if len(means) > 1 else None
+        return means + [beyond] * (num_steps + 1 - len(means))
 
 
 @dataclass
@@ -156,8 +162,9 @@ class SlotEvidence:
 
     def estimate(self) -> SlotEstimate:
         """Return what is known now."""
-        at_depth = self._counts.mean_correct(self.depth)
-        scores = tuple(self._score(tier) for tier in self.slot.candidate_steps)
+        means = self._counts.means_correct(self.depth)
+        at_depth = means[self.depth]
+        scores = tuple(self._score(tier, means) for tier in self.slot.candidate_steps)
         return SlotEstimate(
             slot=self.slot,
             num_steps=self.depth,
@@ -171,8 +178,8 @@ class SlotEvidence:
             probe=self._probe_evidence(),
         )
 
-    def _score(self, tier: int) -> TierScore:
-        found = self._counts.mean_correct(tier) if tier <= self.depth else None
+    def _score(self, tier: int, means: Sequence[tuple[float, float] | None]) -> TierScore:
+        found = means[tier] if tier <= self.depth else None
         if found is None and self._probing is not None and tier == self._probing.request.num_steps:
             found = self._probe_counts.mean_correct(tier)
         return TierScore(num_steps=tier, score=found[0] if found else None, sd=found[1] if found else None)

@@ -64,13 +64,13 @@ class Estimator:
         drafts = self._drafts(acceptance)
         self._latency.add(observation.cells, observation.span_seconds, drafts)
         self._follow_load(observation)
-        is_known = self._latency.is_known
+        forecasts = self._forecasts(acceptance, drafts) if self._latency.is_known else {}
         return Estimate(
             slots=tuple(evidence.estimate() for evidence in self._evidence.values()),
             seconds=observation.seconds,
             span_seconds=observation.span_seconds,
             acceptance=acceptance,
-            forecasts={e: self._forecast(e, acceptance, drafts) for e in self._edges} if is_known else {},
+            forecasts=forecasts,
             delivery=delivery,
         )
 
@@ -83,12 +83,14 @@ class Estimator:
         if acceptance is None:
             return None
         drafts = self._drafts(acceptance)
+        tokens = acceptance.expected_tokens()
         expected_tokens = expected_seconds = 0.0
         for cell in cells:
             depth = min(cell.num_steps, self._width)
             batch_size = cell.request_rounds / cell.rounds
-            expected_tokens += cell.request_rounds * acceptance.expected_tokens(depth)
-            expected_seconds += cell.rounds * self._latency.forecast(batch_size, depth, drafts[depth]).seconds
+            expected_tokens += cell.request_rounds * tokens[depth]
+            (cost,) = self._latency.forecast(batch_size, (depth,), drafts)
+            expected_seconds += cell.rounds * cost.seconds
         return Delivery(
             request_rounds=sum(cell.request_rounds for cell in cells),
             tokens=sum(cell.emitted_tokens for cell in cells),
@@ -115,23 +117,31 @@ class Estimator:
             load[0] += cell.rounds
             load[1] += cell.request_rounds
 
-    def _forecast(self, edge: int, acceptance: AcceptanceEstimate, drafts: Sequence[float]) -> SlotForecast:
+    def _forecasts(self, acceptance: AcceptanceEstimate, drafts: Sequence[float]) -> dict[int, SlotForecast]:
+        """What every tier would bring, by slot: tokens depend on the depth alone, seconds on the slot as well."""
+        tokens = acceptance.expected_tokens()
+        total = sum(load[0] for load in self._load.values())
+        return {edge: self._forecast(edge, tokens, drafts, total) for edge in self._edges}
+
+    def _forecast(
+        self, edge: int, tokens: Sequence[float], drafts: Sequence[float], total_rounds: float
+    ) -> SlotForecast:
         rounds, request_rounds = self._load.get(edge, (0.0, 0.0))
         batch_size = request_rounds / rounds if rounds > 1e-3 else float(edge)
-        total = sum(load[0] for load in self._load.values())
-        tiers = []
-        for num_steps in self._tiers[edge]:
-            cost = self._latency.forecast(batch_size, num_steps, drafts[num_steps])
-            tokens = acceptance.expected_tokens(num_steps)
-            tiers.append(
+        tiers = self._tiers[edge]
+        costs = self._latency.forecast(batch_size, tiers, drafts)
+        return SlotForecast(
+            batch_size=batch_size,
+            tiers=tuple(
                 TierForecast(
                     num_steps=num_steps,
-                    tokens=tokens,
+                    tokens=tokens[num_steps],
                     round_seconds=cost.seconds,
                     round_variance=cost.variance,
                     spread=cost.spread,
-                    goodput=batch_size * tokens / cost.seconds,
+                    goodput=batch_size * tokens[num_steps] / cost.seconds,
                 )
-            )
-        share = rounds / total if total > 0 else 0.0
-        return SlotForecast(batch_size=batch_size, tiers=tuple(tiers), share=share)
+                for num_steps, cost in zip(tiers, costs, strict=True)
+            ),
+            share=rounds / total_rounds if total_rounds > 0 else 0.0,
+        )

@@ -24,7 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from controller.estimate.gain import gain
+from controller.estimate.gain import Gains
 from controller.policies.base import PolicyKind, jitter
 from controller.policies.goodput_choice import P95, Choice
 from controller.policies.goodput_parameters import GoodputParameters
@@ -84,7 +84,8 @@ class GoodputPolicy:
             self._changed_at = estimate.seconds
             for state in self._states.values():
                 state.failures, state.next_probe = 0, min(state.next_probe, estimate.seconds)
-        choices = [self._choice(slot, estimate, acceptance) for slot in estimate.slots]
+        gains, sight = Gains(acceptance), self._sight(estimate)
+        choices = [self._choice(slot, estimate, acceptance, gains, sight) for slot in estimate.slots]
         moved = any(choice.is_active and choice.is_change for choice in choices)
         proposals = []
         may_probe = estimate.probe is None
@@ -101,7 +102,14 @@ class GoodputPolicy:
 
     # ---- choosing ----
 
-    def _choice(self, slot: SlotEstimate, estimate: Estimate, acceptance: AcceptanceEstimate) -> Choice:
+    def _choice(
+        self,
+        slot: SlotEstimate,
+        estimate: Estimate,
+        acceptance: AcceptanceEstimate,
+        gains: Gains,
+        sight: float,
+    ) -> Choice:
         p = self._parameters
         forecast = estimate.forecasts[slot.slot.max_batch_size]
         state = self._states[slot.slot.max_batch_size]
@@ -110,22 +118,21 @@ class GoodputPolicy:
             state.next_probe = estimate.seconds + p.probe_pause_seconds
         tiers = self._allowed(forecast)
         present = forecast.tier(slot.num_steps)
-        best = max(tiers, key=lambda tier: math.log(tier.goodput) + self._sight(tier, estimate))
+        # NOTE: what is seen of the text is worth `sight` at any depth but 0.
+        best = max(tiers, key=lambda tier: math.log(tier.goodput) + (sight if tier.num_steps else 0.0))
         if present is None or present not in tiers:
-            return Choice(slot, forecast, acceptance, present, best, None, "not_allowed")
-        found = gain(acceptance, best, present)
-        worth = found.mean + self._sight(best, estimate) - self._sight(present, estimate)
+            return Choice(slot, forecast, acceptance, gains, present, best, None, "not_allowed")
+        found = gains.of(best, present)
+        worth = found.mean + (sight if best.num_steps else 0.0) - (sight if present.num_steps else 0.0)
         is_deeper = best.num_steps > present.num_steps
         least = p.delta if is_deeper else p.delta_down
         if best is present or worth <= max(least, p.z * found.sd):
-            return Choice(slot, forecast, acceptance, present, present, found, "stay")
+            return Choice(slot, forecast, acceptance, gains, present, present, found, "stay")
         reason = "sight" if found.mean <= 0 else "deeper" if is_deeper else "shallower"
-        return Choice(slot, forecast, acceptance, present, best, found, reason)
+        return Choice(slot, forecast, acceptance, gains, present, best, found, reason)
 
-    def _sight(self, tier: TierForecast, estimate: Estimate) -> float:
-        """What a depth is worth beside its goodput, in logarithms: any but 0 shows when the text changes."""
-        if tier.num_steps == 0:
-            return 0.0
+    def _sight(self, estimate: Estimate) -> float:
+        """What any depth but 0 is worth beside its goodput, in logarithms: it shows when the text changes."""
         p = self._parameters
         return p.sight * math.exp(-(estimate.seconds - self._changed_at) / p.sight_seconds)
 
@@ -177,7 +184,7 @@ class GoodputPolicy:
         return self._ask(choice, message, tier, rounds, slot.busiest_bucket, estimate)
 
     def _hope(self, choice: Choice, tier: TierForecast, present: TierForecast) -> float:
-        found = gain(choice.acceptance, tier, present)
+        found = choice.gains.of(tier, present)
         return found.mean + self._parameters.optimism * math.hypot(found.sd, found.cost_sd)
 
     def _ask(

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from controller.estimate.gain import Gain, gain
+from controller.estimate.gain import Gain, Gains
 from controller.types import (
     AcceptanceEstimate,
     ProbeRequest,
@@ -25,6 +25,8 @@ class Choice:
     slot: SlotEstimate
     forecast: SlotForecast
     acceptance: AcceptanceEstimate
+    gains: Gains
+    """Under this acceptance."""
     present: TierForecast | None
     best: TierForecast
     gain: Gain | None
@@ -93,7 +95,7 @@ class Choice:
             TierScore(
                 num_steps=tier.num_steps,
                 score=tier.goodput,
-                sd=tier.goodput * gain(self.acceptance, tier, present).sd,
+                sd=tier.goodput * self.gains.of(tier, present).sd,
             )
             for tier in self.forecast.tiers
         )

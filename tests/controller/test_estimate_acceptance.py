@@ -58,7 +58,7 @@ def test_full_acceptance_at_a_shallow_depth_says_deeper_may_pay() -> None:
     acceptance = Acceptance(7)
     learn(acceptance, [1.0], 1, 20, random.Random(0))
     estimate = acceptance.estimate()
-    assert estimate.expected_tokens(7) > 5
+    assert estimate.expected_tokens()[7] > 5
     assert estimate.hazards[6].variance > 5 * estimate.hazards[0].variance
 
 
@@ -148,7 +148,7 @@ def test_ends_are_learned_from_what_is_lost() -> None:
         acceptance.add([CellDelta(**{**vars(base), "emitted_tokens": base.accept_tokens - lost})], 0.25)
     estimate = acceptance.estimate()
     assert estimate.end_rate == pytest.approx(0.05, abs=0.01)
-    assert estimate.expected_tokens(3) == pytest.approx((1600 - lost) / 400, rel=0.02)
+    assert estimate.expected_tokens()[3] == pytest.approx((1600 - lost) / 400, rel=0.02)
 
 
 def test_silence_is_no_surprise() -> None:

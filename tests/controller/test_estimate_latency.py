@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from controller.estimate.latency import Latency, Profile, ProfileCell
+from controller.estimate.latency import CostForecast, Latency, Profile, ProfileCell
 from controller.types import CellDelta
 
 STEPS = (0, 1, 3, 7)
@@ -36,6 +36,10 @@ def cell(
 FULL = [float(i) for i in range(9)]
 
 
+def forecast(latency: Latency, batch_size: int, num_steps: int) -> CostForecast:
+    return latency.forecast(batch_size, [num_steps], FULL)[0]
+
+
 def test_the_profile_is_read_between_its_cells() -> None:
     profile = Profile(CELLS)
     assert profile.seconds(4, 3, 3.0) == pytest.approx(truth(4, 3, 3))
@@ -52,9 +56,9 @@ def test_a_steady_error_of_one_cell_is_learned_there_only() -> None:
     latency = Latency(CELLS, 7)
     for _ in range(200):
         latency.add([cell(3, truth(4, 3, 3)), cell(1, 1.1 * truth(4, 1, 1))], 0.25, FULL)
-    ratio = latency.forecast(4, 1, 1.0).seconds / latency.forecast(4, 3, 3.0).seconds
+    ratio = forecast(latency, 4, 1).seconds / forecast(latency, 4, 3).seconds
     assert ratio == pytest.approx(1.1 * truth(4, 1, 1) / truth(4, 3, 3), rel=0.02)
-    assert latency.forecast(4, 1, 1.0).variance < latency.forecast(4, 7, 7.0).variance
+    assert forecast(latency, 4, 1).variance < forecast(latency, 4, 7).variance
 
 
 def test_a_slow_machine_is_slow_at_every_depth() -> None:
@@ -62,7 +66,7 @@ def test_a_slow_machine_is_slow_at_every_depth() -> None:
     for _ in range(20):
         latency.add([cell(3, 1.5 * truth(4, 3, 3))], 0.25, FULL)
     for steps in STEPS:
-        found = latency.forecast(4, steps, float(steps)).seconds
+        found = forecast(latency, 4, steps).seconds
         assert found == pytest.approx(1.5 * truth(4, steps, steps), rel=0.05)
 
 
@@ -71,13 +75,13 @@ def test_a_stall_moves_little() -> None:
     for _ in range(40):
         latency.add([cell(3, truth(4, 3, 3))], 0.25, FULL)
     latency.add([cell(3, 50 * truth(4, 3, 3), rounds=1)], 0.25, FULL)
-    assert latency.forecast(4, 3, 3.0).seconds < 1.3 * truth(4, 3, 3)
+    assert forecast(latency, 4, 3).seconds < 1.3 * truth(4, 3, 3)
 
 
 def test_rounds_with_a_prefill_are_no_evidence() -> None:
     latency = Latency(CELLS, 7)
     latency.add([cell(3, 9.0, timed=0)], 0.25, FULL)
-    assert latency.forecast(4, 3, 3.0).seconds == pytest.approx(truth(4, 3, 3))
+    assert forecast(latency, 4, 3).seconds == pytest.approx(truth(4, 3, 3))
 
 
 def test_without_a_profile_two_depths_tell_the_others() -> None:
@@ -86,7 +90,7 @@ def test_without_a_profile_two_depths_tell_the_others() -> None:
     for _ in range(30):
         latency.add([cell(1, truth(4, 1, 1)), cell(7, truth(4, 7, 7))], 0.25, FULL)
     assert latency.is_known
-    assert latency.forecast(4, 3, 3.0).seconds == pytest.approx(truth(4, 3, 3), rel=0.12)
+    assert forecast(latency, 4, 3).seconds == pytest.approx(truth(4, 3, 3), rel=0.12)
 
 
 def test_noise_between_rounds_is_learned() -> None:
@@ -96,5 +100,5 @@ def test_noise_between_rounds_is_learned() -> None:
         noisy = cell(3, mean)
         squared = noisy.timed_rounds * mean * mean * (1 + sd * sd)
         latency.add([CellDelta(**{**vars(noisy), "round_seconds_squared": squared})], 0.25, FULL)
-    assert latency.forecast(4, 3, 3.0).spread == pytest.approx(sd, rel=0.1)
-    assert math.isfinite(latency.forecast(4, 0, 0.0).variance)
+    assert forecast(latency, 4, 3).spread == pytest.approx(sd, rel=0.1)
+    assert math.isfinite(forecast(latency, 4, 0).variance)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.estimate.gain import gain
+from controller.estimate.gain import Gains
 from controller.policies.goodput import KIND, GoodputPolicy
 from controller.policies.goodput_parameters import GoodputParameters
 from controller.types import (
@@ -42,7 +42,7 @@ def forecast(
     tiers = []
     for steps in TIERS:
         seconds = 0.010 + per_step * steps
-        tokens = found.expected_tokens(steps)
+        tokens = found.expected_tokens()[steps]
         tiers.append(
             TierForecast(
                 num_steps=steps, tokens=tokens, round_seconds=seconds, round_variance=cost_variance,
@@ -272,9 +272,9 @@ def test_what_both_depths_share_cancels_in_the_doubt() -> None:
     tiers = forecast(known_first)
     one, three, seven = tiers.tier(1), tiers.tier(3), tiers.tier(7)
     assert one is not None and three is not None and seven is not None
-    assert gain(known_first, one, three).mean == pytest.approx(-gain(known_first, three, one).mean)
-    assert gain(known_first, seven, one).sd > gain(known_first, three, one).sd
-    assert gain(known_first, three, three).sd == 0
+    assert Gains(known_first).of(one, three).mean == pytest.approx(-Gains(known_first).of(three, one).mean)
+    assert Gains(known_first).of(seven, one).sd > Gains(known_first).of(three, one).sd
+    assert Gains(known_first).of(three, three).sd == 0
 
 
 def test_the_doubt_is_that_of_the_delta_method() -> None:
@@ -290,10 +290,10 @@ def test_the_doubt_is_that_of_the_delta_method() -> None:
         other = dataclasses.replace(found, hazards=tuple(moved))
         slope = (
             sum(
-                sign * math.log(e.expected_tokens(k))
+                sign * math.log(e.expected_tokens()[k])
                 for e, k, sign in ((other, 7, 1), (found, 7, -1), (other, 3, -1), (found, 3, 1))
             )
             / 1e-6
         )
         variance += slope * slope * 0.003
-    assert gain(found, seven, three).sd == pytest.approx(math.sqrt(variance), rel=1e-3)
+    assert Gains(found).of(seven, three).sd == pytest.approx(math.sqrt(variance), rel=1e-3)
