@@ -85,10 +85,11 @@ class Pair:
         room = CONTEXT_TOKENS + deepest + 1
         vocab_size = decoder.config.vocab_size
         self.runner = ModelRunner(decoder, num_slots=rows, max_tokens=room, num_tokens=vocab_size)
-        packed = precision.packing is not None
         with tempfile.TemporaryDirectory() as made:
             head_path = arguments.head or write_random_head(decoder.config, Path(made))
-            head = load_head(head_path, decoder, path, num_tokens=self.runner.vocab_size, packed=packed)
+            head = load_head(
+                head_path, decoder, path, num_tokens=self.runner.vocab_size, packing=precision.packing
+            )
         self.fast, self.slow = (
             EagleDrafter(
                 head, self.runner, max_rows=rows, max_tokens=room, deepest_num_steps=deepest,

@@ -81,7 +81,7 @@ def _build_eagle_drafter(config: WorkerConfig, target: ModelRunner, target_path:
         target.decoder,
         target_path,
         num_tokens=target.vocab_size,
-        packed=precision.packing is not None,
+        packing=precision.packing,
     )
     _warn_of_limit(head.config.layer.max_position_embeddings, config)
     return EagleDrafter(

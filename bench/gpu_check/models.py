@@ -89,7 +89,7 @@ def random_head(sizes: Sizes, target: Decoder) -> EagleHead:
         embedding = target.embed(torch.arange(sizes.vocab_size, device=target.device)).cpu()
         save_file({"model.embed_tokens.weight": embedding}, target_path / "model.safetensors")
         write_random_head(target.config, path)
-        return load_head(path, target, target_path, num_tokens=sizes.vocab_size, packed=False)
+        return load_head(path, target, target_path, num_tokens=sizes.vocab_size, packing=None)
 
 
 def _config(sizes: Sizes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from worker.models.decoder import Decoder
 from worker.models.linear import Linear, make_linear
 from worker.models.loader import output_weight
 from worker.models.norm import RmsNorm
-from worker.models.packed import Int8Linear
+from worker.models.packed import Packing, pack_linear
 from worker.models.rope import pair_up
 from worker.spec.eagle_head import HeadConfig, HeadWeights, Style
 
@@ -53,14 +53,19 @@ class HeadFile:
     """The tensors of one head under our names: checked, placed and used up one by one."""
 
     def __init__(
-        self, path: Path, layout: Layout, tensors: Mapping[str, Tensor], target: Decoder, packed: bool
+        self,
+        path: Path,
+        layout: Layout,
+        tensors: Mapping[str, Tensor],
+        target: Decoder,
+        packing: Packing | None,
     ) -> None:
         self._path = path
         self._layout = layout
         self._target = target
-        self._packed = packed
+        self._packing = packing
         self._eps = 0.0
-        self._wide = torch.float32 if packed else target.dtype
+        self._wide = target.dtype if packing is None else torch.float32
         self._tensors: dict[str, Tensor] = {}
         self._given_names: dict[str, str] = {}
         for name, tensor in tensors.items():
@@ -173,8 +178,8 @@ class HeadFile:
         return self._make(torch.cat(weights), torch.cat(biases) if biases else None)
 
     def _make(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        if self._packed:
-            return Int8Linear(weight, bias)
+        if self._packing is not None:
+            return pack_linear(weight, bias, self._packing)
         return make_linear(weight, bias, self._target.dtype, self._target.device)
 
     def _placed(self, name: str, *shape: int) -> Tensor:

@@ -19,6 +19,7 @@ from worker.model_runner import POST_NORM
 from worker.models.config import DecoderConfig, ModelError, parse_config, read_json
 from worker.models.decoder import Decoder
 from worker.models.loader import tensor_files
+from worker.models.packed import Packing
 from worker.spec.eagle_file import EAGLE_1, EAGLE_3, SPECULATORS_EAGLE, SPECULATORS_EAGLE_3, HeadFile, Layout
 from worker.spec.eagle_head import EagleHead, HeadConfig
 
@@ -33,7 +34,9 @@ LLAMA_DEFAULTS = {
 SPECULATORS = {"eagle": SPECULATORS_EAGLE, "eagle3": SPECULATORS_EAGLE_3}
 
 
-def load_head(path: Path, target: Decoder, target_path: Path, *, num_tokens: int, packed: bool) -> EagleHead:
+def load_head(
+    path: Path, target: Decoder, target_path: Path, *, num_tokens: int, packing: Packing | None
+) -> EagleHead:
     """Load the head in a directory for a target.
 
     Args:
@@ -41,7 +44,7 @@ def load_head(path: Path, target: Decoder, target_path: Path, *, num_tokens: int
         target: the loaded target: dtype and device are taken from it, embedding and head where the head has none.
         target_path: the target's directory.
         num_tokens: ids the target may draw.
-        packed: pack projections to int8.
+        packing: how projections are packed, None for not at all.
 
     Raises:
         ModelError: a file, field or tensor is missing, unsupported, or does not fit the target.
@@ -52,9 +55,9 @@ def load_head(path: Path, target: Decoder, target_path: Path, *, num_tokens: int
     layout = _layout(raw, tensors, path)
     config = _config(raw, config_path, layout, target.config)
     with torch.no_grad():
-        file = HeadFile(path, layout, tensors, target, packed)
+        file = HeadFile(path, layout, tensors, target, packing)
         weights = file.weights(config, target_path)
-    wide = torch.float32 if packed else target.dtype
+    wide = target.dtype if packing is None else torch.float32
     return EagleHead(config, weights, target, num_tokens=num_tokens, wide=wide)
 
 

@@ -31,7 +31,7 @@ EPS = 1e-5
 
 def loaded(target, head):
     decoder = load_decoder(target, dtype=torch.float64, device=CPU)
-    return decoder, load_head(head, decoder, target, num_tokens=258, packed=False)
+    return decoder, load_head(head, decoder, target, num_tokens=258, packing=None)
 
 
 def reference_logits(target, head, layout, tokens, features):

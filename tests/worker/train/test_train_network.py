@@ -30,7 +30,7 @@ def pair(tiny_model_dir, tmp_path):
     vocabulary = torch.tensor([0, 3, 5, 200, 257])
     export_head(network, vocabulary, LAYERS, tmp_path, "card")
     decoder = load_decoder(target_path, dtype=torch.float32, device=torch.device("cpu"))
-    head = load_head(tmp_path, decoder, target_path, num_tokens=258, packed=False)
+    head = load_head(tmp_path, decoder, target_path, num_tokens=258, packing=None)
     runner = ModelRunner(decoder, num_slots=1, max_tokens=64, num_tokens=258)
     runner.keep_features(LAYERS)
     return network, head, runner, frozen, vocabulary
