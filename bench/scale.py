@@ -24,6 +24,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from controller.app.build import build_loop, open_journal
+from controller.cli import collect_seldom
 from controller.clock import SystemClock
 from controller.config import ControllerConfig
 from controller.metrics import ControllerMetrics
@@ -254,6 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--http-workers", type=int, default=100)
     options = parser.parse_args(arguments)
+    collect_seldom()
     figures = core(options.workers, options.seconds)
     print(f"core: {figures}")
     http = over_http(options.http_workers, float(options.seconds), 0.5)
