@@ -3,6 +3,7 @@
     python -m bench.worker                         # every workload and depth, 5 repeats
     python -m bench.worker --quick                 # depths 0, 1, 3; two short prompts; a few minutes
     python -m bench.worker --workloads code chat
+    python -m bench.worker --drafter ngram+eagle --draft-model configs/heads/smollm2-135m-instruct
 
 In each repeat all arms answer the same prompts one after another, so that a neighbour's load hits all of them; ratios
 are taken within a repeat. `depth 0 again` is a second run of the same arm: how far it is from 1 is the noise floor.
@@ -41,6 +42,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=1, help="answers at once; peers only at 1")
     parser.add_argument("--threads", type=int, default=available_cores(), help="CPU threads of every arm")
     parser.add_argument("--dtype", default="auto", help="model.dtype of our arms (default auto)")
+    parser.add_argument("--drafter", default="ngram", help="spec.drafter of our arms (default ngram)")
+    parser.add_argument("--draft-model", help="spec.draft_model_path of our arms")
     parser.add_argument("--no-peers", action="store_true", help="only our own arms")
     parser.add_argument(
         "--cpu-time",
@@ -67,7 +70,12 @@ def contenders(options: argparse.Namespace, missing: list[str]) -> Iterator[list
 
     def engine(dtype: str, tiers: list[int]) -> OwnEngine:
         return OwnEngine(
-            tokenizer, dtype=dtype, depths=tiers, threads=options.threads, concurrency=options.concurrency
+            tokenizer,
+            dtype=dtype,
+            depths=tiers,
+            threads=options.threads,
+            concurrency=options.concurrency,
+            drafter={"drafter": options.drafter, "draft_model_path": options.draft_model},
         )
 
     own, steered = engines = [engine(options.dtype, depths) for _ in range(2)]
@@ -138,7 +146,7 @@ def main() -> int:
         print(f"left out: {line}")
     settings = {
         name: getattr(options, name)
-        for name in ("threads", "concurrency", "repeats", "prompts", "max_tokens", "cpu_time")
+        for name in ("threads", "concurrency", "repeats", "prompts", "max_tokens", "cpu_time", "drafter")
     }
     print(json.dumps({**found, "settings": settings}))
     return 0

@@ -8,8 +8,8 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -56,12 +56,19 @@ class OwnEngine:
     """An engine that serves in its own thread."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, dtype: str, depths: Sequence[int], threads: int, concurrency: int
+        self,
+        tokenizer: Tokenizer,
+        *,
+        dtype: str,
+        depths: Sequence[int],
+        threads: int,
+        concurrency: int,
+        drafter: Mapping[str, Any],
     ) -> None:
-        """Build and start it; `depths` are its tiers, rising from 0."""
+        """Build and start it; `depths` are its tiers, rising from 0, `drafter` fields of `[spec]`."""
         config = WorkerConfig(
             model={"dtype": dtype, "device": "cpu", "threads": threads},
-            spec={"candidate_steps": list(depths), "num_steps": 0},
+            spec={"candidate_steps": list(depths), "num_steps": 0, **drafter},
             engine={
                 "max_context_tokens": 768,
                 "max_running_requests": concurrency,

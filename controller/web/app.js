@@ -254,16 +254,24 @@ function draw() {
   });
 }
 
+let closedHere = 0;
 function showDialog() {
   render(dialogContent(page, act), dialogElement);
   if (page.dialog !== null && !dialogElement.open) {
     dialogElement.showModal();
     dialogElement.querySelector("[autofocus], input:checked, form select")?.focus();
   }
-  if (page.dialog === null && dialogElement.open) dialogElement.close();
+  if (page.dialog === null && dialogElement.open) {
+    closedHere += 1;
+    dialogElement.close();
+  }
 }
 
-dialogElement.addEventListener("close", () => { if (page.dialog !== null) act.close(); });
+// "close" comes later than `close()`: by then another dialog may be wanted. Only the user's own closing (Escape) ends one.
+dialogElement.addEventListener("close", () => {
+  if (closedHere > 0) closedHere -= 1;
+  else act.close();
+});
 dialogElement.addEventListener("click", (event) => { if (event.target === dialogElement) act.close(); });
 document.title = "Slipstream controller";
 root.replaceChildren();

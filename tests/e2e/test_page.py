@@ -283,10 +283,12 @@ def test_it_can_be_used_with_the_keyboard_alone(
     assert page.evaluate("document.activeElement.textContent") == "Pin …"
     assert page.evaluate(OUTLINE) == ["solid", 2]
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.name") == "num_steps", "the dialog begins at its first field"
+    expect(page.locator(":focus")).to_have_attribute(
+        "name", "num_steps"
+    )  # the dialog begins at its first field
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
-    assert page.evaluate("document.activeElement.textContent") == "Pin …", "and gives the focus back"
+    expect(page.locator(":focus")).to_have_text("Pin …")  # and gives the focus back
     page.keyboard.press("Enter")
     page.keyboard.press("ArrowRight")
     depth = int(page.evaluate("document.querySelector('input:checked[name=num_steps]').value"))
