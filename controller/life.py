@@ -102,12 +102,14 @@ class Life:
         self.newest = self.estimator.estimate(observation)
         return self.newest
 
-    def pause_seconds(self, interval: float) -> float:
+    def pause_seconds(self, interval: float, *, has_missed: bool) -> float:
         """Return when to look again: at the latest after `interval`, sooner while something is under way.
 
-        What a probe found is worth most at once, and so is a second look at drafts that surprise; at all other times
-        looking oftener tells nothing.
+        What a probe found is worth most at once, and so is a second look at drafts that surprise, or after one that
+        failed (`has_missed`); at all other times looking oftener tells nothing.
         """
+        if has_missed:
+            return SOON * interval
         newest = self.newest
         if newest is None or newest.acceptance is None:
             return interval

@@ -15,7 +15,7 @@ from controller.clock import Clock
 from controller.config import ControllerConfig
 from controller.controlled import ControlledWorker
 from controller.journal import Journal
-from controller.life import SOON, depths_in_force
+from controller.life import depths_in_force
 from controller.metrics import ControllerMetrics
 from controller.presence import Presence
 from controller.record import Recorder
@@ -266,9 +266,7 @@ class ControlLoop:
             )
         if worker.life is None or not worker.is_reachable:
             return interval
-        if worker.has_missed:
-            return SOON * interval
-        return worker.life.pause_seconds(interval)
+        return worker.life.pause_seconds(interval, has_missed=worker.has_missed)
 
     def show(self, worker: ControlledWorker) -> None:
         """Set the worker's gauges."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from controller.config import ControllerConfig
-from controller.life import SOON, Life
+from controller.life import Life
 from controller.simulate.profile import profile_of
 from controller.simulate.scenario import Scenario
 from controller.simulate.surface import Surface
@@ -89,7 +89,7 @@ class Steering:
         self._lag = scenario.lag_seconds
         self._lost = scenario.lost_polls
         self._rng = random.Random(f"{seed} polls")
-        self._has_missed = False
+        self._failures = 0
         self._next_poll = CONTROLLER_STARTS_AT + self._interval * self._rng.random()
         self._in_flight: list[tuple[float, SpecPlan]] = []
         self._version = 0
@@ -114,12 +114,13 @@ class Steering:
 
     def _look(self, now: float) -> float:
         """Take a turn if the reading is not lost; return how long to pause, as `ControlLoop` does."""
-        has_missed, self._has_missed = self._has_missed, bool(self._lost) and self._rng.random() < self._lost
-        if not self._has_missed:
+        is_lost = self._lost > 0 and self._rng.random() < self._lost
+        self._failures = self._failures + 1 if is_lost else 0
+        if not is_lost:
             self._poll(now)
-        if self._life is None or (has_missed and self._has_missed):
+        if self._life is None or self._failures > 1:
             return self._interval
-        return SOON * self._interval if self._has_missed else self._life.pause_seconds(self._interval)
+        return self._life.pause_seconds(self._interval, has_missed=is_lost)
 
     def _poll(self, now: float) -> None:
         worker = self._worker
