@@ -154,7 +154,11 @@ def _leave_at_once(status: int) -> NoReturn:
 
 
 def _load_on_thread(config: WorkerConfig, load: Loader) -> "asyncio.Future[Loaded]":
-    """Load on a daemon thread: a signal need not wait for it."""
+    """Load on a daemon thread: a signal need not wait for it, and its OpenMP threads end with it.
+
+    libgomp counts the threads of all teams, idle ones too. Above the number of cores it puts threads to sleep between
+    any two kernels, and then rounds take twice as long: no thread but the engine's may keep a team.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Loaded] = loop.create_future()
 

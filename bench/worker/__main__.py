@@ -14,12 +14,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from bench.worker.arms import Adaptive, Arm, Fixed, OwnEngine, Sample
-from bench.worker.peers import LlamaCpp, Transformers
+from bench.worker.arms import Arm, Sample, adaptive_arm, fixed_arms
+from bench.worker.host import Build, Host
+from bench.worker.peers import LlamaCpp, transformers_arms
 from bench.worker.report import FLOAT32, PLAIN, TWIN, summary
 from bench.worker.workloads import SOURCES, load
 from worker.device import available_cores
@@ -64,52 +66,44 @@ def parse() -> argparse.Namespace:
 def contenders(options: argparse.Namespace, missing: list[str]) -> Iterator[list[Arm]]:
     """Build all arms; what cannot be had is noted in `missing`."""
     directory = ensure_default_model()
-    tokenizer = Tokenizer.load(directory)
-
     depths = sorted({0, *options.depths})
+    fixed = {PLAIN: 0, TWIN: 0} | {f"depth {depth}": depth for depth in depths if depth}
 
-    def engine(dtype: str, tiers: list[int]) -> OwnEngine:
-        return OwnEngine(
-            tokenizer,
-            dtype=dtype,
-            depths=tiers,
-            threads=options.threads,
-            concurrency=options.concurrency,
-            drafter={"drafter": options.drafter, "draft_model_path": options.draft_model},
-        )
+    def engine(dtype: str, tiers: list[int]) -> dict[str, Any]:
+        return {
+            "dtype": dtype,
+            "depths": tiers,
+            "threads": options.threads,
+            "concurrency": options.concurrency,
+            "drafter": {"drafter": options.drafter, "draft_model_path": options.draft_model},
+        }
 
-    own, steered = engines = [engine(options.dtype, depths) for _ in range(2)]
-    peers: list[Transformers | LlamaCpp] = []
-    arms: list[Arm] = [Fixed(own, 0, PLAIN), Fixed(own, 0, TWIN)]
-    arms += [Fixed(own, depth, f"depth {depth}") for depth in depths if depth]
-    adaptive = Adaptive(steered)
-    arms.append(adaptive)
-    llamacpp = None
-    missing.append("vllm: 3.5 GB and minutes to start; not run here")
-    if options.no_peers or options.concurrency > 1:
-        missing.append("transformers, llama.cpp, float32: not asked for, or more than one answer at once")
-    else:
-        engines.append(engine("float32", [0]))
-        arms.append(Fixed(engines[-1], 0, FLOAT32))
-        plain = Transformers(directory, tokenizer, lookup=False)
-        peers += [plain, Transformers(directory, tokenizer, lookup=True, model=plain.model)]
-        gguf = next(LLAMACPP.glob("*.gguf"), None)
-        if gguf is None:
-            missing.append(f"llama.cpp: not in {LLAMACPP} (make bench-llamacpp)")
+    with ExitStack() as stack:
+
+        def host(build: Build, **settings: Any) -> Sequence[Arm]:
+            hosted = Host(build, **settings, counts_cpu_time=options.cpu_time)
+            stack.callback(hosted.close)
+            return hosted.arms
+
+        arms = [*host(fixed_arms, engine=engine(options.dtype, depths), names=fixed)]
+        arms += host(adaptive_arm, engine=engine(options.dtype, depths))
+        missing.append("vllm: 3.5 GB and minutes to start; not run here")
+        if options.no_peers or options.concurrency > 1:
+            missing.append("transformers, llama.cpp, float32: not asked for, or more than one answer at once")
         else:
-            llamacpp = LlamaCpp(LLAMACPP / "bin" / "python", gguf, tokenizer, threads=options.threads)
-            peers.append(llamacpp)
-    if options.cpu_time:
-        for counted in [own, *engines[2:], adaptive, *peers]:
-            counted.count_cpu_time()
-    try:
-        yield [*arms, *peers]
-    finally:
-        adaptive.close()
-        for each in engines:
-            each.thread.shutdown(0.0)
-        if llamacpp is not None:
-            llamacpp.close()
+            arms += host(fixed_arms, engine=engine("float32", [0]), names={FLOAT32: 0})
+            arms += host(transformers_arms, directory=directory, threads=options.threads)
+            gguf = next(LLAMACPP.glob("*.gguf"), None)
+            if gguf is None:
+                missing.append(f"llama.cpp: not in {LLAMACPP} (make bench-llamacpp)")
+            else:
+                python, tokenizer = LLAMACPP / "bin" / "python", Tokenizer.load(directory)
+                llamacpp = LlamaCpp(python, gguf, tokenizer, threads=options.threads)
+                stack.callback(llamacpp.close)
+                if options.cpu_time:
+                    llamacpp.count_cpu_time()
+                arms.append(llamacpp)
+        yield arms
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from controller.metrics import ControllerMetrics
 from worker.build import build_engine
 from worker.config import WorkerConfig
 from worker.engine_thread import EngineThread
+from worker.models.fetch import ensure_default_model
 from worker.protocol import PlanEntry, PlanStatus, SpecInfo, SpecPlan, SpecStats
 from worker.request import Request, SamplingParams, TokenChunk
 from worker.tokenization import Tokenizer
@@ -53,11 +54,10 @@ class Arm(Protocol):
 
 
 class OwnEngine:
-    """An engine that serves in its own thread."""
+    """An engine that serves in its own thread, the only one of its process (`bench.worker.host`)."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
         *,
         dtype: str,
         depths: Sequence[int],
@@ -78,7 +78,7 @@ class OwnEngine:
         self.thread: EngineThread = build_engine(config)
         self.thread.start()
         self.clock: Clock = time.perf_counter
-        self.tokenizer = tokenizer
+        self.tokenizer = Tokenizer.load(ensure_default_model())
         self.concurrency = concurrency
         self._version = itertools.count(1)
 
@@ -194,12 +194,13 @@ class Adaptive:
             {"workers": [{"id": "local", "url": "http://local"}], "journal": {"path": ":memory:"}}
         )
         clock, metrics = SystemClock(), ControllerMetrics(CollectorRegistry())
-        self._journal = open_journal(config, clock=clock, metrics=metrics)
+        journal = open_journal(config, clock=clock, metrics=metrics)
         clients = {"local": _Client(engine.thread)}
-        self._loop = build_loop(config, clients, clock=clock, metrics=metrics, journal=self._journal)
+        loop = build_loop(config, clients, clock=clock, metrics=metrics, journal=journal)
         self._events = asyncio.new_event_loop()
-        self._task = self._events.create_task(self._loop.run())
-        self._thread = threading.Thread(target=self._serve, name="controller", daemon=True)
+        self._thread = threading.Thread(
+            target=self._events.run_until_complete, args=(loop.run(),), name="controller", daemon=True
+        )
         self._thread.start()
 
     def run(self, workload: Workload) -> Sample:
@@ -210,16 +211,20 @@ class Adaptive:
         """The controller's own time counts, too."""
         self._engine.count_cpu_time(self._thread)
 
-    def close(self) -> None:
-        """End the loop and its thread."""
-        self._events.call_soon_threadsafe(self._task.cancel)
-        self._thread.join()
-        self._journal.close()
 
-    def _serve(self) -> None:
-        try:
-            self._events.run_until_complete(self._task)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            self._events.close()
+def fixed_arms(
+    engine: Mapping[str, Any], names: Mapping[str, int], *, counts_cpu_time: bool
+) -> Sequence[Arm]:
+    """Return arms over one engine by name and depth."""
+    own = OwnEngine(**engine)
+    if counts_cpu_time:
+        own.count_cpu_time()
+    return [Fixed(own, num_steps, name) for name, num_steps in names.items()]
+
+
+def adaptive_arm(engine: Mapping[str, Any], *, counts_cpu_time: bool) -> Sequence[Arm]:
+    """Return the arm that a controller steers."""
+    adaptive = Adaptive(OwnEngine(**engine))
+    if counts_cpu_time:
+        adaptive.count_cpu_time()
+    return [adaptive]

@@ -1,14 +1,15 @@
-"""Peers on the same weights: transformers in this process, llama.cpp in its own environment where there is one."""
+"""Peers on the same weights: transformers, and llama.cpp in its own environment where there is one."""
 
 import json
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.worker.arms import Sample
+from bench.worker.arms import Arm, Sample
 from bench.worker.clocks import Clock, of_process
 from bench.worker.workloads import Prompt, Workload
 from worker.tokenization import Tokenizer
@@ -31,12 +32,10 @@ for line in sys.stdin:
 class Transformers:
     """`generate` in float32, plain or with its prompt lookup; one prompt at a time."""
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer, *, lookup: bool, model: Any = None) -> None:
-        from transformers import AutoModelForCausalLM
-
+    def __init__(self, tokenizer: Tokenizer, model: Any, *, lookup: bool) -> None:
         self.name = "transformers lookup" if lookup else "transformers"
         self.clock: Clock = time.perf_counter
-        self.model = model or AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self._model = model
         self._tokenizer = tokenizer
         self._extra: dict[str, Any] = {"prompt_lookup_num_tokens": 3} if lookup else {}
 
@@ -57,7 +56,7 @@ class Transformers:
         if prompt.temperature:
             torch.manual_seed(prompt.seed)
             sampling = {"do_sample": True, "temperature": prompt.temperature, "top_p": 1.0, "top_k": 0}
-        output = self.model.generate(
+        output = self._model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=prompt.max_tokens,
@@ -67,6 +66,20 @@ class Transformers:
             **self._extra,
         )
         return int(output.shape[1] - ids.shape[1])
+
+
+def transformers_arms(directory: Path, *, threads: int, counts_cpu_time: bool) -> Sequence[Arm]:
+    """Return both over one model; they run in the thread that asks."""
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    tokenizer = Tokenizer.load(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    arms = [Transformers(tokenizer, model, lookup=lookup) for lookup in (False, True)]
+    if counts_cpu_time:
+        for arm in arms:
+            arm.count_cpu_time()
+    return arms
 
 
 class LlamaCpp:
