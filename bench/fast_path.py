@@ -146,12 +146,13 @@ def measure(pair: Pair, batch_size: int, num_steps: int, seconds: float, clock: 
             raise RuntimeError(
                 f"batch size {batch_size}, depth {num_steps}: {field} differs between the paths"
             )
-    steps, scored = ChainSteps(), ChainSteps()
-    for tokens in trees["fast"].draft_tokens.split(1, dim=1):
-        steps.append(tokens, None)
-        scored.append(tokens, torch.full_like(tokens, 0.5, dtype=torch.float32))
+    drafted = trees["fast"].draft_tokens
+    steps = ChainSteps(*drafted.shape, drafted.device)
+    steps.tokens.copy_(drafted)
+    for column in steps.columns:
+        steps.append(torch.full_like(column.unsqueeze(-1), 0.5, dtype=torch.float32))
     calls["organise fast"] = _burst(lambda: pair.fast.organize(steps))
-    calls["organise slow"] = _burst(lambda: scored.organize_slowly(state.num_draft_tokens))
+    calls["organise slow"] = _burst(lambda: steps.organize_slowly(state.num_draft_tokens))
     medians, count = _alternate(calls, seconds, clock)
     for name in ("organise fast", "organise slow"):
         medians[name] /= BURST

@@ -34,13 +34,16 @@ class Draw(NamedTuple):
 def draw_tokens(
     logits: Tensor,  # [rows, vocab_size]
     draws: Sequence[Draw],  # one per row
+    out: Tensor | None = None,  # [rows] int64
 ) -> Tensor:  # [rows] int64
-    """Draw one token per row; a row with NaN in its logits gives -1.
+    """Draw one token per row, into `out` if given; a row with NaN in its logits gives -1.
 
     Ties go to the lowest id, in every mode. Logits of banned tokens are overwritten in place.
     """
     _ban(logits, draws)
-    values, tokens = logits.max(dim=-1)
+    tokens = torch.empty(len(draws), dtype=torch.long, device=logits.device) if out is None else out
+    values = logits.new_empty(len(draws))
+    torch.max(logits, dim=-1, out=(values, tokens))
     sampled = [row for row, draw in enumerate(draws) if not draw.params.is_greedy]
     if sampled:
         index = to_device(sampled, logits.device)

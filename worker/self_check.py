@@ -126,10 +126,10 @@ def _check_fast_path(drafter: ChainDrafter, states: Mapping[int, SpecRuntimeStat
         if num_steps == 0:
             continue
         drafter.apply_runtime_state(state)
-        steps = ChainSteps()
-        for step in range(num_steps):
-            tokens = torch.full((1, 1), 10 * step, device=drafter.device)
-            steps.append(tokens, torch.full((1, 1), 0.5, device=drafter.device))
+        steps = ChainSteps(1, num_steps, drafter.device)
+        for step, column in enumerate(steps.columns):
+            column.fill_(10 * step)
+            steps.append(torch.full((1, 1), 0.5, device=drafter.device))
         fast, slow = drafter.organize(steps), steps.organize_slowly(state.num_draft_tokens)
         for name, ours, reference in zip(fast._fields, fast, slow, strict=True):
             if ours.dtype != reference.dtype or not torch.equal(ours, reference):

@@ -153,14 +153,15 @@ class ChainDrafter:
             return self._draft_tree(first_logits, draws)
         is_fast = self.takes_fast_path(first_logits.shape[0])
         self.slow_path_rounds += not is_fast
-        steps = ChainSteps()
+        steps = ChainSteps(first_logits.shape[0], self.num_steps, first_logits.device)
         logits = first_logits
-        for step in range(self.num_steps):
-            tokens = draw_tokens(logits, draws[step]).unsqueeze(-1)  # [bs, 1]
-            # Nobody reads the scores on the fast path: that saves the softmax over the vocabulary, too.
-            steps.append(tokens, None if is_fast else logits.softmax(dim=-1).gather(1, tokens.clamp(min=0)))
+        for step, column in enumerate(steps.columns):
+            tokens = draw_tokens(logits, draws[step], out=column).clamp(min=0)  # [bs]
+            if not is_fast:
+                # Nobody reads the scores on the fast path: that saves the softmax over the vocabulary, too.
+                steps.append(logits.softmax(dim=-1).gather(1, tokens.unsqueeze(-1)))
             if step + 1 < self.num_steps:
-                logits = self._forward_step(tokens.squeeze(-1).clamp(min=0), step)
+                logits = self._forward_step(tokens, step)
         return self.organize(steps) if is_fast else steps.organize_slowly(self.num_draft_tokens)
 
     def _draft_tree(self, first_logits: Tensor, draws: Sequence[Sequence[Draw]]) -> DraftTree:
@@ -174,13 +175,12 @@ class ChainDrafter:
         return steps.organize(self.num_draft_tokens)
 
     def organize(self, steps: "ChainSteps") -> DraftTree:
-        """The fast path: constants for the topology, and the tokens side by side."""
-        tokens = steps.token_list
-        key = self.num_steps, tokens[0].shape[0]
+        """The fast path: constants for the topology, and the tokens as they were drawn, side by side."""
+        key = self.num_steps, steps.tokens.shape[0]
         if key not in self._chain_views:
             parents, indices = self._chain_buffers[self.num_steps]
             self._chain_views[key] = parents[: key[1]], indices[: key[1]]
-        return DraftTree(*self._chain_views[key], tokens[0] if len(tokens) == 1 else torch.cat(tokens, dim=1))
+        return DraftTree(*self._chain_views[key], steps.tokens)
 
     def _forward_step(self, tokens: Tensor, step: int) -> Tensor:  # [bs] -> [bs, vocab_size]
         """Run the draft model over the tokens of `step` (0-based) and return the logits after them."""
@@ -192,29 +192,27 @@ class ChainDrafter:
 
 
 class ChainSteps:
-    """What the steps of a chain produced, in the shape of a tree's steps at topk 1."""
+    """What the steps of a chain produced. Each writes its tokens where they belong: the fast path moves nothing."""
 
-    def __init__(self) -> None:
-        self.score_list: list[Tensor] = []  # [bs, 1, 1] each: cumulative draft probability
-        self.token_list: list[Tensor] = []  # [bs, 1] each
-        self.parents_list: list[Tensor] = []  # [bs, 2] first, then [bs, 1] each
+    def __init__(self, rows: int, num_steps: int, device: torch.device) -> None:
+        self.tokens = torch.empty(rows, num_steps, dtype=torch.long, device=device)
+        self.columns = self.tokens.unbind(dim=1)  # [bs] each: where a step's tokens are drawn to
+        # Only the slow path needs lists, as a tree has them.
+        self._score_list: list[Tensor] = []  # [bs, 1, 1] each: cumulative draft probability
+        self._token_list: list[Tensor] = []  # [bs, 1] each
+        self._parents_list: list[Tensor] = []  # [bs, 2] first, then [bs, 1] each
 
-    def append(
-        self,
-        tokens: Tensor,  # [bs, 1] int64
-        draft_probs: Tensor | None,  # [bs, 1]; None on the fast path
-    ) -> None:
-        """Add one step."""
-        step = len(self.token_list)
-        self.token_list.append(tokens)
-        if draft_probs is None:
-            return
-        rows, device = tokens.shape[0], tokens.device
+    def append(self, draft_probs: Tensor) -> None:  # [bs, 1]
+        """Add the next step, whose tokens have been drawn, to what the slow path organises."""
+        step, device = len(self._token_list), self.tokens.device
         scores = draft_probs.unsqueeze(-1)
-        self.score_list.append(scores * self.score_list[-1] if step else scores)
+        self._score_list.append(scores * self._score_list[-1] if step else scores)
+        self._token_list.append(self.columns[step].unsqueeze(-1))
         parents = torch.arange(-1, 1, device=device) if step == 0 else torch.tensor([step], device=device)
-        self.parents_list.append(parents.repeat(rows, 1))
+        self._parents_list.append(parents.repeat(self.tokens.shape[0], 1))
 
     def organize_slowly(self, num_draft_tokens: int) -> DraftTree:
         """The slow path: cat, topk, sort, gather."""
-        return organize_draft_results(self.score_list, self.token_list, self.parents_list, num_draft_tokens)
+        return organize_draft_results(
+            self._score_list, self._token_list, self._parents_list, num_draft_tokens
+        )
