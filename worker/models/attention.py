@@ -13,6 +13,7 @@ A plan is built once per forward and used by every layer. Knows nothing about pr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -120,32 +121,23 @@ class DecodePlan:
         is_exact = dtype in ROW_EXACT_DTYPES and device.type == "cpu"
         pieces = _pieces(segments, split=is_exact)
         self._groups: list[_Group] = []
-        laid_out: list[
-            Tensor
-        ] = []  # per group [num_slots, width]: row of the forward, or -1 - row for padding
+        layout: list[_RunLayout] = []
         for run in _runs(pieces, of_one_length=is_exact):
             width, blocks = max(piece.count for piece in run), 1
             if is_exact:
                 blocks = -(-width // EXACT_BLOCK_ROWS)
                 width = blocks * EXACT_BLOCK_ROWS
-            begins = torch.tensor([[piece.first_row, piece.start, piece.count - 1] for piece in run])
-            columns = torch.arange(width).expand(len(run), -1)
-            column = torch.minimum(
-                columns, begins[:, 2:]
-            )  # padding repeats the last row; its result is dropped
-            of_forward = begins[:, :1] + column
-            laid_out.append(torch.where(columns == column, of_forward, -1 - of_forward))
+            layout.append((width, tuple((piece.first_row, piece.count) for piece in run)))
             length = max(piece.length for piece in run)
-            positions = to_device(begins[:, 1:2] + column, device)[:, None, :, None]
+            rows = [[piece.start + min(i, piece.count - 1) for i in range(width)] for piece in run]
+            positions = to_device(rows, device)[:, None, :, None]
             shape = (len(run), kv.num_kv_heads, width, heads_per_kv, length)
             mask = causal_mask(positions, length, dtype, window).expand(shape)
             mask = mask.reshape(len(run) * kv.num_kv_heads, blocks, -1, length)
             self._groups.append(_Group(run[0].slot, length, mask, mask.shape[:3].numel()))
-        num_rows = sum(piece.count for piece in pieces)
-        gather, places = _query_order(laid_out, num_rows, kv.num_kv_heads, heads_per_kv)
-        is_in_order = gather.tolist() == list(range(num_rows * kv.num_kv_heads * heads_per_kv))
-        self._gather = None if is_in_order else to_device(gather, device)
-        self._places = None if is_in_order else to_device(places, device)
+        gather, places = _query_order(tuple(layout), kv.num_kv_heads, heads_per_kv)
+        self._gather = None if gather is None else to_device(gather, device)
+        self._places = None if places is None else to_device(places, device)
 
     def attend(self, queries: Tensor, layer_kv: Tensor) -> Tensor:
         """See `AttentionPlan`."""
@@ -165,22 +157,32 @@ class DecodePlan:
         return result.view(rows, num_heads * head_dim)
 
 
+_RunLayout = tuple[int, tuple[tuple[int, int], ...]]
+"""Rows that each slot of a run takes up, and of each its first row in the forward and how many are real."""
+
+
+@lru_cache(maxsize=256)  # rounds of the same shape follow one another, and only positions differ
 def _query_order(
-    laid_out: Sequence[Tensor], num_rows: int, num_kv_heads: int, heads_per_kv: int
-) -> tuple[Tensor, Tensor]:
+    layout: tuple[_RunLayout, ...], num_kv_heads: int, heads_per_kv: int
+) -> tuple[Tensor | None, Tensor | None]:
     """Return the query of the forward (row · heads + head) at each place of the blocks, and its place for each query.
 
-    `laid_out` are the rows of each group, `[num_slots, width]`, padding as -1 - row.
+    Padding repeats a slot's last row; its result is dropped. None for both where queries are in that order already.
     """
     heads = torch.arange(num_kv_heads * heads_per_kv).view(1, num_kv_heads, 1, heads_per_kv)
-    rows = [part[:, None, :, None].expand(-1, num_kv_heads, -1, heads_per_kv).flatten() for part in laid_out]
-    head = [heads.expand(part.shape[0], -1, part.shape[1], -1).flatten() for part in laid_out]
-    row = torch.cat(rows)
-    is_real = row >= 0
-    queries = torch.where(is_real, row, -1 - row) * heads.numel() + torch.cat(head)
-    places = torch.empty(num_rows * heads.numel(), dtype=torch.long)
-    places[queries[is_real]] = is_real.nonzero().squeeze(1)
-    return queries, places
+    queries, reals = [], []
+    for width, slots in layout:
+        begins = torch.tensor(slots)  # [num_slots, 2]
+        columns = torch.arange(width).expand(len(slots), -1)  # [num_slots, width]
+        rows = begins[:, :1] + torch.minimum(columns, begins[:, 1:] - 1)
+        queries.append((rows[:, None, :, None] * heads.numel() + heads).flatten())
+        is_real = columns < begins[:, 1:]
+        reals.append(is_real[:, None, :, None].expand(-1, num_kv_heads, -1, heads_per_kv).flatten())
+    gather, is_real = torch.cat(queries), torch.cat(reals)
+    places = torch.empty(int(is_real.sum()), dtype=torch.long)
+    places[gather[is_real]] = is_real.nonzero().squeeze(1)
+    is_in_order = gather.tolist() == list(range(len(places)))
+    return (None, None) if is_in_order else (gather, places)
 
 
 def _attend_group(group: _Group, queries: Tensor, layer_kv: Tensor) -> Tensor:
