@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,7 +140,7 @@ def measure(pair: Pair, batch_size: int, num_steps: int, seconds: float, clock: 
         for request in requests:
             drafter.release(request.held_slot)
         logits = drafter.draft_extend(requests)
-        calls[f"draft_forward {name}"] = lambda d=drafter, x=logits: d.draft_forward(x, draws)
+        calls[f"draft_forward {name}"] = partial(drafter.draft_forward, logits, draws)
         trees[name] = drafter.draft_forward(logits, draws)
     for field, ours, reference in zip(trees["fast"]._fields, trees["fast"], trees["slow"], strict=True):
         if ours.dtype != reference.dtype or not torch.equal(ours, reference):
@@ -147,7 +148,7 @@ def measure(pair: Pair, batch_size: int, num_steps: int, seconds: float, clock: 
                 f"batch size {batch_size}, depth {num_steps}: {field} differs between the paths"
             )
     drafted = trees["fast"].draft_tokens
-    steps = ChainSteps(*drafted.shape, drafted.device)
+    steps = ChainSteps(batch_size, num_steps, drafted.device)
     steps.tokens.copy_(drafted)
     for column in steps.columns:
         steps.append(torch.full_like(column.unsqueeze(-1), 0.5, dtype=torch.float32))

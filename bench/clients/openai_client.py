@@ -7,16 +7,22 @@ Needs nothing but the `openai` package; runs in an environment of its own.
 
 import asyncio
 import sys
+from typing import Any
 
 import openai
 
-QUESTION = [{"role": "user", "content": "Count from one to ten in words, separated by commas."}]
+QUESTION: Any = [{"role": "user", "content": "Count from one to ten in words, separated by commas."}]
 
 
 def check_sync(client: openai.OpenAI, model: str) -> None:
     """Whole answers and streams agree; usage, stops, models and text completions are there."""
     assert [card.id for card in client.models.list()] == [model]
-    ask = {"model": model, "messages": QUESTION, "temperature": 0, "max_completion_tokens": 32}
+    ask: dict[str, Any] = {
+        "model": model,
+        "messages": QUESTION,
+        "temperature": 0,
+        "max_completion_tokens": 32,
+    }
     whole = client.chat.completions.create(**ask)
     chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)

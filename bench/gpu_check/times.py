@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu_check.rig import Rig
@@ -77,7 +77,8 @@ def depth_0_tax(rig: Rig, batch_size: int) -> float:
     No drafter runs at depth 0, but a head's features are kept for the way back up.
     """
     plain = rig.plain_runner()
-    with_drafter, without = [], []
+    with_drafter: list[float] = []
+    without: list[float] = []
     ends = time.perf_counter() + rig.limits.seconds / 4
     while len(without) <= LEAST_ROUNDS or time.perf_counter() < ends:
         for runner, samples in ((rig.runner, with_drafter), (plain, without)):
