@@ -3,8 +3,11 @@
 import os
 import threading
 
+import pytest
+
 from bench.worker.arms import Sample
 from bench.worker.clocks import of_process, of_threads
+from bench.worker.host import Host
 from bench.worker.report import ADAPTIVE, PLAIN, TWIN, summary
 from bench.worker.workloads import SOURCES, load
 
@@ -66,3 +69,36 @@ def test_cpu_clocks_see_the_work_of_others():
     assert of_process(os.getpid())() >= before
     wake.set()
     thread.join()
+
+
+class _Pid:
+    """An arm that tells where it runs, and fails when asked to."""
+
+    name = "pid"
+
+    def run(self, workload):
+        if workload.warm_up is not None:
+            raise ValueError("no warm-up here")
+        return Sample(os.getpid(), float(threading.active_count()))
+
+
+def _arms(*, fails):
+    if fails:
+        raise FileNotFoundError("no weights")
+    return [_Pid()]
+
+
+def test_hosted_arms_run_in_a_process_of_their_own_and_their_failures_come_back():
+    pure, transition = load(["code", "transition"], prompts=1, max_tokens=8)
+    host = Host(_arms, fails=False)
+    (arm,) = host.arms
+    assert arm.name == "pid"
+    first, second = arm.run(transition), arm.run(transition)
+    assert first.tokens == second.tokens != os.getpid()
+    assert first.seconds == 1.0, "the thread that built the arms has ended, and its OpenMP threads with it"
+    with pytest.raises(RuntimeError, match="no warm-up here"):
+        arm.run(pure)
+    assert arm.run(transition) == first
+    host.close()
+    with pytest.raises(RuntimeError, match="no weights"):
+        Host(_arms, fails=True)
