@@ -201,6 +201,7 @@ def _config_check(arguments: argparse.Namespace) -> int:
 
 def _record(arguments: argparse.Namespace) -> int:
     from worker.record import record_file
+    from worker.request import RequestRejected
 
     config = _load_config(arguments.config)
     limits = (
@@ -217,7 +218,7 @@ def _record(arguments: argparse.Namespace) -> int:
             config, arguments.texts, max_tokens=arguments.max_tokens, temperature=arguments.temperature
         )
         arguments.out.write_text(json.dumps(trace, separators=(",", ":")) + "\n", encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, RequestRejected) as error:
         _complain(str(error))
         return EXIT_FAILED
     places = sum(len(stream) for stream in trace["streams"])

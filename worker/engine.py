@@ -80,6 +80,7 @@ class Engine:
             verified = self._clock()
             if any(verdict.is_draft_broken for verdict in verdicts):
                 batch, draft = self._recover_drafter(batch, draft)
+                verify_rows = batch.size
         except Exception as error:
             logger.exception("round of %d requests failed", batch.size)
             self.fail(batch.requests, f"internal error: {error}")
@@ -97,7 +98,8 @@ class Engine:
                 round_seconds=self._clock() - began - draft.catch_up_seconds,
                 catch_up_seconds=draft.catch_up_seconds,
             ),
-            shared_with_prefill=bool(plan.prefill),
+            # The time of a round whose drafter failed is that of no depth.
+            is_timed=not plan.prefill and not draft.has_failed,
         )
 
     def apply_runtime_state(self, state: SpecRuntimeState) -> None:
@@ -145,7 +147,8 @@ class Engine:
         self._recorder.record_draft_failure()
         self.apply_runtime_state(self._states[0])
         batch = DecodeBatch(batch.requests, 0, [0] * batch.size)
-        return batch, self._no_drafts(batch)._replace(catch_up_seconds=draft.catch_up_seconds)
+        draft = self._no_drafts(batch)._replace(catch_up_seconds=draft.catch_up_seconds, has_failed=True)
+        return batch, draft
 
     def _recover_drafter(self, batch: DecodeBatch, draft: DraftOutput) -> tuple[DecodeBatch, DraftOutput]:
         if self.drafter is not None:
@@ -216,7 +219,10 @@ class Engine:
         """End requests with an error; the others and the server live on."""
         for request in requests:
             if request.slot is not None:
-                self._scheduler.clear_slot(request)
+                try:
+                    self._scheduler.clear_slot(request)
+                except Exception:  # a device that is gone: the client must hear of its request all the same
+                    logger.exception("the slot of request %s could not be wiped", request.id)
             self._finish(request, TokenChunk((), "error", error=message))
 
     def _end_aborted(self) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from worker.engine import Engine
 from worker.protocol import PlanStatus, QueueStats, SpecInfo, SpecPlan, SpecStats
-from worker.request import EngineStopped, Request
+from worker.request import EngineStopped, Request, TokenChunk
 from worker.scheduler import Scheduler
 from worker.spec.plan import PlanTable
 from worker.spec.stats import StatsRecorder
@@ -184,7 +184,11 @@ class EngineThread:
             with self._wake:
                 self._died = f"the engine loop died: {error}"
             for request in self._scheduler.requests():
-                self.engine.fail([request], self._died)
+                try:
+                    self.engine.fail([request], self._died)
+                except Exception:
+                    logger.exception("request %s could not be ended in order", request.id)
+                    request.sink(TokenChunk((), "error", error=self._died))
 
     def _abort_all(self) -> None:
         for request in self._scheduler.requests():

@@ -215,7 +215,8 @@ class StatsBucket(WireModel):
     context_tokens: Count
     """Σ over request-rounds of the committed length: for the KV-read part of a latency model."""
     prefill_rounds: Count
-    """Rounds that shared their step with a prefill. They count everywhere above but in no time sum below."""
+    """Rounds that shared their step with a prefill, or whose drafter failed. They count everywhere above but in no time
+    sum below."""
     draft_seconds: Seconds
     draft_seconds_squared: Seconds
     verify_seconds: Seconds

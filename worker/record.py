@@ -96,6 +96,8 @@ def record(
 
     Raises:
         ValueError: there is nothing to record: no drafter, or only depth 0; or trees, which a trace has no place for.
+        PromptTooLong: a prompt fills the context.
+        RuntimeError: a text could not be generated to its end.
     """
     num_steps = config.spec.candidate_steps[-1]
     engine = thread.engine
@@ -116,15 +118,19 @@ def record(
     thread.put_plan(plan)
     streams = []
     for seed, prompt in enumerate(prompts):
+        prompt_ids = tokenizer.encode_chat([{"role": "user", "content": prompt}])
+        room = max(1, thread.info.max_context_tokens - len(prompt_ids))
         request = Request(
             f"record-{seed}",
-            tokenizer.encode_chat([{"role": "user", "content": prompt}]),
-            SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed),
+            prompt_ids,
+            SamplingParams(max_tokens=min(max_tokens, room), temperature=temperature, seed=seed),
             _ignore,
             eos_token_ids=tokenizer.eos_token_ids,
         )
         thread.submit(request)
         thread.run_until_idle()
+        if request.finish_reason == "error":
+            raise RuntimeError(f"text {seed + 1} could not be generated to its end; see the log")
         streams.append(outcomes(request.output_ids, listener.proposals.pop(request.id, []), num_steps))
     info = thread.info.model_dump(
         mode="json", include={"model", "drafter", "device", "dtype", "version", "profile"}

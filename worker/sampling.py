@@ -106,7 +106,9 @@ def filter_logits(
     ordered = ordered.masked_fill(rank >= top_k, float("-inf"))
     target_probs = ordered.softmax(dim=-1)
     before = target_probs.cumsum(dim=-1) - target_probs  # mass of the more likely tokens
-    drop = before >= column([p.top_p for p in params])
+    top_p = column([p.top_p for p in params])
+    # The sum of all may round to 1 before its end: a row without this filter loses nothing.
+    drop = (before >= top_p) & (top_p < 1)
     drop |= target_probs < target_probs[:, :1] * column([p.min_p for p in params])
     drop[:, 0] = False
     ordered = ordered.masked_fill(drop, float("-inf"))

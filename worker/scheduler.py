@@ -76,13 +76,18 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            PromptTooLong: the prompt leaves no room for one token.
+            PromptTooLong: the prompt leaves no room for one token, or the answer may become longer than the context.
             QueueFull: as many wait as may.
         """
         if len(request.prompt_ids) >= self._max_context:
             raise PromptTooLong(
                 f"the prompt has {len(request.prompt_ids)} tokens; "
                 f"at most {self._max_context - 1} leave room for an answer"
+            )
+        if len(request.prompt_ids) + request.params.max_tokens > self._max_context:
+            raise PromptTooLong(
+                f"{len(request.prompt_ids)} tokens of prompt and max_tokens {request.params.max_tokens} pass the "
+                f"context of {self._max_context}"
             )
         with self._lock:
             # Requests that the next step will admit do not count as waiting.

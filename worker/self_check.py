@@ -12,7 +12,7 @@ import torch
 from worker.engine_thread import EngineThread
 from worker.model_runner import ModelRunner
 from worker.models.attention import Segment
-from worker.request import Request, SamplingParams, TokenChunk
+from worker.request import QueueFull, Request, SamplingParams, TokenChunk
 from worker.sampling import Draw, filter_logits, noise_of
 from worker.spec.composite import model_part
 from worker.spec.draft import ChainDrafter, ChainSteps, Drafter
@@ -52,7 +52,9 @@ def check_every_tier(
     """
     # A period makes lookup drafters propose; the seeds of the sampled twin make drafts fail now and then.
     prompt = [(7 * i + 3) % min(runner.vocab_size, 200) for i in (0, 1, 2, 3) * 6]
-    plain = _generate(assemble(0), prompt)
+    first = assemble(0)
+    prompt = prompt[: first.info.max_context_tokens - NEW_TOKENS]
+    plain = _generate(first, prompt)
     for num_steps in states:
         for outcome, expected, params in zip(
             _generate(assemble(num_steps), prompt), plain, TWINS, strict=True
@@ -76,7 +78,12 @@ def _generate(thread: EngineThread, prompt: list[int]) -> list[list[int]]:
         return take
 
     for index, sampling in enumerate(TWINS):
-        thread.submit(Request(f"self-check-{index}", list(prompt), sampling, sink(index)))
+        request = Request(f"self-check-{index}", list(prompt), sampling, sink(index))
+        try:
+            thread.submit(request)
+        except QueueFull:
+            thread.run_until_idle()
+            thread.submit(request)
     thread.run_until_idle()
     if errors:
         raise SelfCheckFailed(f"self-check: {errors[0]}")

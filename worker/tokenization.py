@@ -35,6 +35,9 @@ class Tokenizer:
         self._backend = backend
         self._backend.no_truncation()
         self._backend.no_padding()
+        added = backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        """Ids that `decode` leaves out."""
         self._token_count = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @classmethod
@@ -110,7 +113,8 @@ class Detokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         """Add ids; return the text that became certain."""
         read = len(self._window)
-        self._window.extend(token_ids)
+        # A window of tokens without text could never move on.
+        self._window.extend(i for i in token_ids if i not in self._tokenizer.special_token_ids)
         text = self._tokenizer.decode(self._window)
         stable = len(text) - _unfinished(text)
         piece = text[self._delivered : stable]

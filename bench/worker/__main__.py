@@ -112,7 +112,10 @@ def main() -> int:
     options = parse()
     missing: list[str] = []
     samples: dict[tuple[str, str], list[Sample]] = {}
-    workloads = load(options.workloads, prompts=options.prompts, max_tokens=options.max_tokens)
+    try:
+        workloads = load(options.workloads, prompts=options.prompts, max_tokens=options.max_tokens)
+    except ValueError as error:
+        sys.exit(str(error))
     with contenders(options, missing) as arms:
         for repeat in range(options.repeats):
             for workload in workloads:

@@ -41,6 +41,11 @@ class Workload:
 def load(names: Sequence[str], *, prompts: int, max_tokens: int) -> list[Workload]:
     """Return workloads of so many prompts each; `transition` alternates between the others."""
     pools = {name: _read(name, max_tokens) for name in SOURCES}
+    # One of each pool warms up, and a transition needs others than the pure phases.
+    reserve = 1 + -(-max(4, prompts) // len(TRANSITION)) if "transition" in names else 1
+    most = min(len(pool) for pool in pools.values()) - reserve
+    if not 1 <= prompts <= most:
+        raise ValueError(f"--prompts: must be within 1…{most} for these workloads, got {prompts}")
     workloads = []
     for name in names:
         if name == "transition":

@@ -23,6 +23,14 @@ def test_a_transition_takes_other_prompts_than_the_pure_phases():
     assert {p.temperature for p in workloads["prose"].prompts} == {1.0}
 
 
+def test_more_prompts_than_there_are_is_said():
+    with pytest.raises(ValueError, match=r"--prompts: must be within 1…13"):
+        load(["chat"], prompts=20, max_tokens=8)
+    with pytest.raises(ValueError, match=r"--prompts: must be within 1…10"):
+        load(["chat", "transition"], prompts=11, max_tokens=8)
+    assert len(load(["chat", "transition"], prompts=10, max_tokens=8)[1].prompts) == 10
+
+
 def test_ratios_are_taken_within_a_repeat():
     def samples(*seconds, lengths=1.0, drafts=(0, 0)):
         return [Sample(100, each, lengths, drafts) for each in seconds]

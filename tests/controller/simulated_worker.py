@@ -72,7 +72,7 @@ class SimulatedWorker:
                 rows=rows,
                 verify_rows=self.batch_size * (depth + 1),
                 times=RoundTimes(0.001, 0.01, 0.012, 0.0),
-                shared_with_prefill=False,
+                is_timed=True,
             )
             self.depths.append(depth)
 

@@ -103,3 +103,29 @@ def test_a_loop_that_dies_says_so_and_lets_nobody_wait(make_rig, monkeypatch):
     with pytest.raises(EngineStopped, match="has stopped"):
         rig.submit(PROMPT)
     rig.thread.shutdown(0.0)
+
+
+def test_a_device_that_is_gone_lets_nobody_wait(make_rig, monkeypatch):
+    rig = make_rig()
+    waiting = [rig.submit(PROMPT, max_tokens=10) for _ in range(3)]
+
+    def gone(*_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(rig.engine._runner, "prefill", gone)
+    monkeypatch.setattr(rig.engine._scheduler._kv, "clear", gone)
+    rig.thread.start()
+    wait_for(lambda: all(request.chunks for request in waiting))
+    assert {request.chunks[-1].finish_reason for request in waiting} == {"error"}
+    rig.thread.shutdown(0.0)
+
+
+def test_when_not_even_ending_works_the_client_still_hears_of_it(make_rig, monkeypatch):
+    rig = make_rig()
+    waiting = [rig.submit(PROMPT, max_tokens=10) for _ in range(2)]
+    monkeypatch.setattr(rig.engine, "step", lambda: 1 / 0)
+    monkeypatch.setattr(rig.engine, "_finish", lambda *_: 1 / 0)
+    rig.thread.start()
+    wait_for(lambda: all(request.chunks for request in waiting))
+    assert all("died" in request.chunks[-1].error for request in waiting)
+    rig.thread.shutdown(0.0)

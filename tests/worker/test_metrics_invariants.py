@@ -121,7 +121,7 @@ def test_every_scrape_adds_up(history: list[tuple[int, list[RowOutcome], bool]])
             rows=outcomes,
             verify_rows=sum(1 + row.num_proposed_drafts for row in outcomes),
             times=RoundTimes(0.001 * num_steps, 0.02, 0.03, 0.0),
-            shared_with_prefill=with_prefill,
+            is_timed=not with_prefill,
         )
         for row in outcomes:
             if row.num_emitted_tokens < row.num_accept_tokens:

@@ -67,3 +67,18 @@ def test_bad_input_is_refused_by_name(tmp_path, capsys):
     texts.write_text('{"txt": "abc"}\n')
     assert main(["record", "--texts", str(texts), "--out", str(tmp_path / "o"), "--max-tokens", "0"]) == 2
     assert "--max-tokens" in capsys.readouterr().err
+
+
+def test_a_prompt_that_fills_the_context_is_said_in_a_line(tmp_path, tiny_model_dir, capsys):
+    config, texts = tmp_path / "worker.toml", tmp_path / "texts.jsonl"
+    config.write_text(
+        f'[model]\npath = "{tiny_model_dir()}"\ndevice = "cpu"\nthreads = 1\ndtype = "float32"\n'
+        "[engine]\nmax_context_tokens = 40\nprofile_seconds = 0\n"
+    )
+    out = tmp_path / "trace.json"
+    arguments = ["record", "--config", str(config), "--texts", str(texts), "--out", str(out)]
+    texts.write_text('{"text": "abc"}\n')
+    assert main([*arguments, "--max-tokens", "4000"]) == 0  # as much as the context has room for
+    texts.write_text('{"text": "' + "abc " * 40 + '"}\n')
+    assert main(arguments) == 1
+    assert "at most 39 leave room" in capsys.readouterr().err

@@ -24,6 +24,14 @@ def test_a_broken_tier_keeps_the_worker_from_serving(make_rig, monkeypatch, topk
         make_rig(draft={"noise": 0.5}, spec={"topk": topk})
 
 
+def test_the_smallest_engine_that_can_be_configured_passes(make_rig):
+    rig = make_rig(
+        engine={"max_running_requests": 1, "max_waiting_requests": 0, "max_context_tokens": 16},
+        spec={"candidate_steps": [0, 1, 3]},
+    )
+    assert rig.thread.info.max_context_tokens == 16
+
+
 def test_rows_in_the_wrong_order_are_noticed(make_rig, monkeypatch):
     fill = SpecRuntimeState.fill
 

@@ -172,7 +172,12 @@ def test_nan_in_one_branch_makes_a_round_at_depth_0(make_rig, monkeypatch):
     monkeypatch.setattr(runner, "decode", spoiled)
     rig.set_depth(3)
     assert rig.generate(PROMPT, max_tokens=30).tokens == plain.tokens
-    assert rig.thread.stats().draft_failures == 1
+    stats = rig.thread.stats()
+    assert stats.draft_failures == 1
+    # The round ran a whole tree: its seconds are not those of depth 0.
+    (plain,) = [bucket for bucket in stats.buckets if bucket.num_steps == 0]
+    assert plain.rounds - plain.timed_rounds >= 1
+    assert plain.verify_rows == plain.request_rounds
     rig.assert_idle_and_clean()
 
 

@@ -42,6 +42,10 @@ UNSUPPORTED: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
+SYNONYMS = {"seed": "sampling_seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+"""Names that the other API has for the same; `/generate`'s own win."""
+
+
 class GenerateSampling(SamplingFields):
     """`sampling_params` of the prompts."""
 
@@ -80,6 +84,7 @@ def read_body(body: Mapping[str, Any]) -> tuple[GenerateRequest, GenerateSamplin
         raise from_validation(error) from None
     own = {name: body[name] for name in OWN_FIELDS if body.get(name) is not None}
     values = own | {k: v for k, v in (wanted.sampling_params or {}).items() if v is not None}
+    values = {name: values[other] for other, name in SYNONYMS.items() if other in values} | values
     refuse_unsupported(values, UNSUPPORTED_SAMPLING, "sampling_params.")
     try:
         return wanted, GenerateSampling.model_validate(values)

@@ -28,6 +28,8 @@ class DraftOutput(NamedTuple):
     """Part of the draft stage spent on bringing the drafter's own KV up to date."""
     trees: Sequence[Topology] | None = None
     """Per request, how its drafts hang together; None: chains."""
+    has_failed: bool = False
+    """The drafter failed in this round, which became one at depth 0."""
 
     @property
     def num_levels(self) -> Sequence[int]:

@@ -141,7 +141,7 @@ class StatsRecorder:
         rows: Sequence[RowOutcome],
         verify_rows: int,
         times: RoundTimes,
-        shared_with_prefill: bool,
+        is_timed: bool,
     ) -> None:
         """Add one round that executed `num_steps` for `rows`."""
         with self._lock:
@@ -149,11 +149,11 @@ class StatsRecorder:
             bucket = self._buckets.setdefault(key, _Bucket(*key))
             bucket.counts["rounds"] += 1
             bucket.counts["verify_rows"] += verify_rows
-            if shared_with_prefill:
-                bucket.counts["prefill_rounds"] += 1
-            else:
+            if is_timed:
                 bucket.add_times(times)
                 self._durations.add(num_steps, times)
+            else:
+                bucket.counts["prefill_rounds"] += 1
             for row in rows:
                 bucket.add_row(row)
                 self._totals["generated_tokens"] += row.num_emitted_tokens

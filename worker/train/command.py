@@ -29,6 +29,11 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("--minutes must be above 0, --data-share within 0…1")
     if arguments.draft_vocabulary < 1:
         raise ValueError("--draft-vocabulary must be at least 1")
+    if arguments.threads < 0:
+        raise ValueError("--threads must be at least 0 (0: all cores)")
+    stems = [path.stem for path in arguments.evaluation]
+    if len(set(stems)) < len(stems):
+        raise ValueError(f"--evaluation: figures go by the file's name, and {stems} has one twice")
     torch.set_num_threads(arguments.threads or available_cores())
     arguments.out.mkdir(parents=True, exist_ok=True)
     seconds = 60 * arguments.minutes

@@ -62,19 +62,21 @@ def write_shard(path: Path, texts: Sequence[Text], described: dict[str, str]) ->
     os.replace(temporary, path)
 
 
-def read_shard(path: Path) -> tuple[list[Text], dict[str, str]]:
-    """Return the texts and the description of a shard.
+def read_shard(path: Path, described: dict[str, str] | None = None) -> list[Text]:
+    """Return the texts of a shard.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file is damaged, or was made with something else than `described`.
     """
     try:
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the file is no mapping)
-            described = file.metadata() or {}
+            found = file.metadata() or {}
         lengths = tensors["lengths"].tolist()
     except (OSError, SafetensorError, KeyError) as error:
         raise DataError(f"{path}: no training shard: {error}") from error
+    if described is not None and found != described:
+        raise DataError(f"{path}: was made with {found}, not with {described}; choose another directory")
     seen = [length - 1 for length in lengths]
     parts = (
         tensors["token_ids"].split(lengths),
@@ -83,4 +85,4 @@ def read_shard(path: Path) -> tuple[list[Text], dict[str, str]]:
         tensors["top_ids"].split(seen),
         tensors["top_log_probs"].split(seen),
     )
-    return [Text(*fields) for fields in zip(*parts, strict=True)], described
+    return [Text(*fields) for fields in zip(*parts, strict=True)]

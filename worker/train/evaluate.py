@@ -51,6 +51,8 @@ def evaluate(
     places = 0
     for group in epoch(texts, tokens_per_batch, random.Random(0)):
         batch = make_batch(group, frozen, prompt_weight=0.0)
+        if batch.weights.shape[1] < EVALUATED_STEPS:
+            continue  # no place has that many tokens behind it
         hits = objective.hits(head, batch, EVALUATED_STEPS)
         # Chain j of the draft that begins at row t: step j's row t + j.
         counted = batch.weights[:, : batch.weights.shape[1] - EVALUATED_STEPS + 1] > 0

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from worker.models.config import DecoderConfig
+from worker.models.config import DecoderConfig, RopeConfig
 from worker.train.network import TrainedHead
 
 
@@ -68,8 +68,21 @@ def _config(layer: DecoderConfig, feature_layers: tuple[int, ...], draft_vocab_s
         "draft_vocab_size": draft_vocab_size,
         "max_position_embeddings": layer.max_position_embeddings,
         "rms_norm_eps": layer.rms_norm_eps,
-        "rope_theta": layer.rope.theta,
+        "rope_parameters": _rope_parameters(layer.rope),
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "eagle_aux_hidden_state_layer_ids": list(feature_layers),
     }
+
+
+def _rope_parameters(rope: RopeConfig) -> dict[str, Any]:
+    fields: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
+    if rope.kind != "default":
+        fields["factor"] = rope.factor
+    if rope.kind == "llama3":
+        fields |= {
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+            "original_max_position_embeddings": rope.original_max_position_embeddings,
+        }
+    return fields

@@ -22,7 +22,7 @@ from worker.train.material import READ_FEATURES, Frozen, draft_vocabulary, read_
 from worker.train.network import TrainedHead
 from worker.train.objective import Objective
 from worker.train.optimise import Progress, initial_head, make_optimisers, optimise
-from worker.train.texts import Job, Say, feature_layers, prepare_texts
+from worker.train.texts import Job, Say, described_by, feature_layers, prepare_texts
 
 SECONDS_BETWEEN_REPORTS = 300.0
 
@@ -38,7 +38,8 @@ def train_draft(job: Job, say: Say) -> dict[str, Figures]:
     frozen = read_frozen(job.target)
     held_out = prepare_texts(job, tokenizer, frozen.config, say)
     paths = [*shard_paths(job.directory / "texts"), *shard_paths(job.directory / "files")]
-    texts = [text for path in paths for text in read_shard(path)[0]]
+    described = described_by(job, frozen.config)
+    texts = [text for path in paths for text in read_shard(path, described)]
     if not texts:
         raise DataError(f"{job.directory}: no training text yet; give more --minutes")
     say(f"{len(texts)} training texts, {sum(len(text.token_ids) for text in texts)} tokens")

@@ -54,10 +54,16 @@ def feature_layers(config: DecoderConfig) -> tuple[int, ...]:
     return layers // 2, layers - 3, layers
 
 
+def described_by(job: Job, config: DecoderConfig) -> dict[str, str]:
+    """Return what every shard of a job says about itself: data of another target teach nothing."""
+    layers = ",".join(map(str, feature_layers(config)))
+    return {"target": job.target.name, "layers": layers, "dtype": "float32"}
+
+
 def prepare_texts(job: Job, tokenizer: Tokenizer, config: DecoderConfig, say: Say) -> dict[str, list[Text]]:
     """Generate what is not there yet; return the evaluation texts by file."""
     layers = feature_layers(config)
-    described = {"target": job.target.name, "layers": ",".join(map(str, layers)), "dtype": "float32"}
+    described = described_by(job, config)
     needed = [path for path in job.evaluation if not _evaluation_shard(job, path).exists()]
     if needed or job.data_seconds > 0:
         decoder = load_decoder(job.target, dtype=torch.float32, device=torch.device("cpu"))
@@ -86,7 +92,7 @@ def prepare_texts(job: Job, tokenizer: Tokenizer, config: DecoderConfig, say: Sa
                 generator, tokenizer, job.directory / "texts", described,
                 seed=job.seed, seconds=left, longest_prompt=LONGEST_PROMPT, own_prompts=job.own_prompts, say=say,
             )  # fmt: skip
-    return {path.stem: read_shard(_evaluation_shard(job, path))[0] for path in job.evaluation}
+    return {path.stem: read_shard(_evaluation_shard(job, path), described) for path in job.evaluation}
 
 
 def _answer(

@@ -55,6 +55,8 @@ def test_seed_repeats(client: TestClient) -> None:
 
     assert ids(1) == ids(1)
     assert ids(1) != ids(2)
+    openai_names = {"max_tokens": 16, "min_tokens": 2, "ignore_eos": True, "seed": 2}
+    assert post(client, text="abc", sampling_params=openai_names).json()["output_ids"] == ids(2)
 
 
 def test_a_list_gives_a_list_in_order(client: TestClient) -> None:

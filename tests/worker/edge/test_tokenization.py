@@ -52,6 +52,12 @@ def test_a_long_stream_keeps_a_short_window(tokenizer: Tokenizer) -> None:
     assert joined + detokenizer.finish() == TEXT * 40
 
 
+def test_a_run_of_special_tokens_does_not_widen_the_window(tokenizer: Tokenizer) -> None:
+    detokenizer = tokenizer.detokenizer()
+    assert "".join(detokenizer.push([token]) for token in [72, *[257] * 200, 105]) == "Hi"
+    assert len(detokenizer._window) == 2
+
+
 def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
     assert "".join(pieces(tokenizer, [72, 257, 105, 257], [1, 2, 3])) == "Hi"
 

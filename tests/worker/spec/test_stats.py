@@ -41,12 +41,10 @@ def test_buckets_hold_what_was_executed():
         row(proposed=1, correct=1, budget=1),
         row(proposed=0, correct=0, budget=3),
     ]
-    recorder.record_round(num_steps=3, rows=rows, verify_rows=7, times=TIMES, shared_with_prefill=False)
-    recorder.record_round(num_steps=3, rows=rows, verify_rows=7, times=TIMES, shared_with_prefill=True)
+    recorder.record_round(num_steps=3, rows=rows, verify_rows=7, times=TIMES, is_timed=True)
+    recorder.record_round(num_steps=3, rows=rows, verify_rows=7, times=TIMES, is_timed=False)
     plain_row = row(proposed=0, correct=0, budget=0)
-    recorder.record_round(
-        num_steps=0, rows=[plain_row], verify_rows=1, times=TIMES, shared_with_prefill=False
-    )
+    recorder.record_round(num_steps=0, rows=[plain_row], verify_rows=1, times=TIMES, is_timed=True)
     plain, spec = recorder.snapshot().buckets
     assert (plain.num_steps, plain.max_batch_size, plain.proposed) == (0, 1, [])
     assert (spec.num_steps, spec.max_batch_size) == (3, 4)
@@ -67,7 +65,7 @@ def test_totals_and_finish_reasons():
         rows=[row(proposed=1, correct=1, budget=1)],
         verify_rows=2,
         times=TIMES,
-        shared_with_prefill=False,
+        is_timed=True,
     )
     snapshot = recorder.snapshot()
     assert (snapshot.prompt_tokens, snapshot.first_tokens, snapshot.generated_tokens) == (9, 1, 3)
@@ -89,7 +87,7 @@ def test_no_reader_sees_half_a_round():
     reader.start()
     rows = [row(proposed=1, correct=1, budget=1)] * 8
     for _ in range(300):
-        recorder.record_round(num_steps=1, rows=rows, verify_rows=16, times=TIMES, shared_with_prefill=False)
+        recorder.record_round(num_steps=1, rows=rows, verify_rows=16, times=TIMES, is_timed=True)
     stop.set()
     reader.join()
     assert not torn

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from worker.cli import main
 from worker.config import WorkerConfig
 from worker.model_runner import POST_NORM, ModelRunner
 from worker.models.attention import Segment
+from worker.models.config import RopeConfig, read_config
 from worker.models.loader import load_decoder
 from worker.record import record_file
 from worker.tokenization import Tokenizer
@@ -23,6 +25,7 @@ from worker.train.export import export_head
 from worker.train.generate import Generator, Task
 from worker.train.material import draft_vocabulary, epoch, make_batch, read_frozen
 from worker.train.muon import orthogonalised
+from worker.train.network import TrainedHead
 from worker.train.objective import Objective
 from worker.train.optimise import Progress, Recipe, initial_head, make_optimisers, optimise
 from worker.train.prompts import KINDS, prompts
@@ -98,8 +101,9 @@ def test_shards_come_back_and_damage_is_named(generator, tmp_path):
     write_shard(shard_path(tmp_path, 3), texts, {"target": "tiny"})
     (tmp_path / "shard-00004.partial").write_bytes(b"cut off")
     assert shard_paths(tmp_path) == [shard_path(tmp_path, 3)]
-    again, described = read_shard(shard_path(tmp_path, 3))
-    assert described == {"target": "tiny"}
+    again = read_shard(shard_path(tmp_path, 3), {"target": "tiny"})
+    with pytest.raises(DataError, match="another"):
+        read_shard(shard_path(tmp_path, 3), {"target": "another"})
     for ours, theirs in zip(again, texts, strict=True):
         assert ours.prompt_length == theirs.prompt_length
         assert torch.equal(ours.token_ids, theirs.token_ids)
@@ -232,8 +236,8 @@ def test_a_job_goes_on_where_it_stopped(target, tmp_path, small):
     card = (tmp_path / "job" / "head" / "README.md").read_text()
     assert "top-1" in card and "eval.jsonl" in card
     with pytest.raises(DataError, match="choose another directory"):
-        read, described = read_shard(shard_path(tmp_path / "job" / "texts", 0))
-        write_shard(shard_path(tmp_path / "job" / "texts", 0), read, described | {"target": "another"})
+        read = read_shard(shard_path(tmp_path / "job" / "texts", 0))
+        write_shard(shard_path(tmp_path / "job" / "texts", 0), read, {"target": "another"})
         train_draft(job, lines.append)
 
 
@@ -256,3 +260,11 @@ def test_the_command_says_what_is_wrong(target, tmp_path, tiny_model_dir, small,
 
 def test_features_are_taken_from_the_middle_the_late_and_the_last_layer(target):
     assert feature_layers(read_frozen(target).config) == LAYERS
+
+
+def test_an_exported_head_turns_as_it_was_trained(target, tmp_path):
+    llama3 = RopeConfig(500_000.0, "llama3", 32.0, 1.0, 4.0, 8192)
+    for rope in (llama3, RopeConfig(10_000.0, "linear", 2.0), RopeConfig(10_000.0)):
+        layer = replace(read_frozen(target).config, rope=rope)
+        export_head(TrainedHead(layer, 3), torch.arange(8), LAYERS, tmp_path, "card")
+        assert read_config(tmp_path).rope == rope
