@@ -1,7 +1,7 @@
 """One demonstration from start to summary: ports, the two programs, the phases.
 
-Both programs are started by their own console commands with the configurations a person would use; only ports
-that are taken are replaced, through the environment variables that override any field.
+Both programs are started by their own console commands with the configurations a person would use. Two things differ,
+through the environment variables that override any field: ports that are taken, and the default model gets its head.
 """
 
 import argparse
@@ -25,12 +25,14 @@ from bench.demo.processes import Children, DemoError, port_or_free
 from bench.demo.traffic import Traffic
 from bench.demo.watch import POLL_SECONDS, PhaseResult, Watch, merge
 from controller.config import load_config as load_controller_config
+from worker.config import WorkerConfig
 from worker.config import load_config as load_worker_config
 from worker.protocol import SpecInfo
 
 READY_SECONDS = 600.0
 """Loading, warm-up and self-check of the model on a slow machine; a dead child ends the wait at once."""
 
+HEAD = Path(__file__).parents[2] / "configs/heads/smollm2-135m-instruct"
 JOURNAL_PATH = "SPEC_CONTROLLER_JOURNAL__PATH"
 
 
@@ -189,7 +191,8 @@ def choose_addresses(worker_config: Path, controller_config: Path) -> Addresses:
     Raises:
         DemoError: a configuration is not valid.
     """
-    worker = _load(load_worker_config, worker_config).server
+    loaded = _load(load_worker_config, worker_config)
+    worker = loaded.server
     controller = _load(load_controller_config, controller_config).server
     taken: set[int] = set()
     notes = []
@@ -214,6 +217,7 @@ def choose_addresses(worker_config: Path, controller_config: Path) -> Addresses:
         worker_environment={
             "SPEC_WORKER_SERVER__PORT": str(port),
             "SPEC_WORKER_SERVER__CONTROL_PORT": str(control_port),
+            **head_of_the_default_model(loaded),
         },
         controller_environment={
             "SPEC_CONTROLLER_SERVER__PORT": str(controller_port),
@@ -222,6 +226,14 @@ def choose_addresses(worker_config: Path, controller_config: Path) -> Addresses:
         },
         notes=notes,
     )
+
+
+def head_of_the_default_model(config: WorkerConfig) -> dict[str, str]:
+    """Return what adds the head that comes with the default model to lookup, unless something else was asked for."""
+    is_usual = config.model.path == "default" and config.spec.drafter == "ngram"
+    if not is_usual or "SPEC_WORKER_SPEC__DRAFTER" in os.environ or not HEAD.is_dir():
+        return {}
+    return {"SPEC_WORKER_SPEC__DRAFTER": "ngram+eagle", "SPEC_WORKER_SPEC__DRAFT_MODEL_PATH": str(HEAD)}
 
 
 def _load(load: Callable[[Path], Any], path: Path) -> Any:

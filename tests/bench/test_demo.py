@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from worker.config import WorkerConfig
 from worker.protocol import PlanStatus, QueueStats, SpecStats, StatsBucket
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,7 @@ sys.path.insert(0, str(ROOT))  # `bench` is run from the checkout, not installed
 from bench.demo.counters import Interval, add, between  # noqa: E402
 from bench.demo.phases import CHAT, PREDICTABLE, PROSE, schedule  # noqa: E402
 from bench.demo.processes import Children, DemoError, port_or_free  # noqa: E402
+from bench.demo.session import head_of_the_default_model  # noqa: E402
 
 # ---- schedule and texts ----
 
@@ -201,3 +203,17 @@ def test_children_do_not_share_the_terminals_process_group(tmp_path: Path) -> No
     with Children(tmp_path) as children:
         child = children.start("sleeper", ["sleep", "300"], {})
         assert os.getpgid(child.process.pid) == child.process.pid != os.getpgrp()
+
+
+def test_the_default_model_gets_its_head_unless_something_else_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usual = head_of_the_default_model(WorkerConfig())
+    assert usual["SPEC_WORKER_SPEC__DRAFTER"] == "ngram+eagle"
+    assert (Path(usual["SPEC_WORKER_SPEC__DRAFT_MODEL_PATH"]) / "model.safetensors").is_file()
+    assert not head_of_the_default_model(WorkerConfig(model={"path": str(tmp_path)}))
+    assert not head_of_the_default_model(
+        WorkerConfig(spec={"drafter": "none", "candidate_steps": [0], "num_steps": 0})
+    )
+    monkeypatch.setenv("SPEC_WORKER_SPEC__DRAFTER", "ngram")
+    assert not head_of_the_default_model(WorkerConfig())
