@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from controller.journal_counts import JournalCounts
+from controller.journal_queue import Entry, Waiting
 from controller.journal_read import Record, newest_of_each, remembered, select, standing
 from controller.journal_rows import decision_body, dump, turn_body
 from controller.journal_store import JournalError, Statement, Store
@@ -68,8 +69,7 @@ class Journal:
         self._life = store.highest("lives")
         self._numbers: dict[int, int] = {}
         self._latest = {r.decision.worker: r for r in newest_of_each(store)}
-        self._waiting: deque[Callable[[], Statement]] = deque()
-        self._waiting_turns: deque[Callable[[], Statement]] = deque()
+        self._waiting = Waiting(MAX_WAITING, counts.journal_dropped)
         self._records: deque[Record] = deque(maxlen=MAX_WAITING)
         """Decisions that wait to be written."""
         self._pending = threading.Lock()
@@ -103,7 +103,8 @@ class Journal:
             record = Record(cursor=self._cursor, wall_seconds=self._wall(), decision=decision)
             self._latest[decision.worker] = record
             self._records.append(record)
-            self._put(self._waiting, lambda: _decision_row(record))
+            self._waiting.put(lambda: _decision_row(record))
+            self._wake.set()
         for listener in self.listeners:
             listener(record)
         return record
@@ -112,7 +113,8 @@ class Journal:
         """Keep something over a restart, instead of what was kept under this key."""
         values = key, self._wall(), dump(body)
         with self._pending:
-            self._put(self._waiting, lambda: (_STATE, values))
+            self._waiting.remember(key, (_STATE, values))
+            self._wake.set()
 
     def begin_life(self, worker: str, body: dict[str, Any]) -> int:
         """Note that a worker was met; returns the number for its turns."""
@@ -120,7 +122,8 @@ class Journal:
             self._life += 1
             life, values = self._life, (self._life, self.epoch, worker, self._wall(), dump(body))
             self._numbers[life] = 0
-            self._put(self._waiting, lambda: (_LIFE, values))
+            self._waiting.put(lambda: (_LIFE, values))
+            self._wake.set()
         return life
 
     def end_life(self, life: int) -> None:
@@ -141,14 +144,8 @@ class Journal:
         with self._pending:
             self._numbers[life] = number = self._numbers.get(life, 0) + 1
             wall = self._wall()
-            self._put(self._waiting_turns, lambda: (_TURN, (life, number, wall, kind, body())))
-
-    def _put(self, queue: deque[Callable[[], Statement]], entry: Callable[[], Statement]) -> None:
-        queue.append(entry)
-        if len(queue) > MAX_WAITING:
-            queue.popleft()
-            self._counts.journal_dropped(1)
-        self._wake.set()
+            self._waiting.put_turn(lambda: (_TURN, (life, number, wall, kind, body())))
+            self._wake.set()
 
     # ---- reading ----
 
@@ -199,20 +196,17 @@ class Journal:
         """Write what waits; return whether everything is written. Called from any thread but the event loop's."""
         with self._writing:
             with self._pending:
-                entries, turns, newest = list(self._waiting), list(self._waiting_turns), self._cursor
-                self._waiting.clear()
-                self._waiting_turns.clear()
-            if not entries and not turns:
+                batch, newest = self._waiting.take(), self._cursor
+            if batch.is_empty:
                 return self.failure is None
             try:
-                self._store.write(self._statements([*entries, *turns]))
+                self._store.write([*batch.states.values(), *self._statements([*batch.entries, *batch.turns])])
             except sqlite3.Error as error:
                 with self._pending:
-                    self._waiting.extendleft(reversed(entries))
-                    self._waiting_turns.extendleft(reversed(turns))
-                self._failed(error)
-                waiting = len(entries) + len(turns)
+                    self._waiting.put_back(batch)
+                    waiting = len(self._waiting)
                 self._counts.journal_state(size_bytes=self._store.size_bytes(), waiting=waiting)
+                self._failed(error)
                 return False
             with self._pending:
                 while self._records and self._records[0].cursor <= newest:
@@ -223,7 +217,7 @@ class Journal:
                 logger.warning("the journal is written again")
             return True
 
-    def _statements(self, entries: Sequence[Callable[[], Statement]]) -> list[Statement]:
+    def _statements(self, entries: Sequence[Entry]) -> list[Statement]:
         """Encode entries; one that cannot be encoded is a bug of ours and must not stop the others."""
         statements = []
         for entry in entries:

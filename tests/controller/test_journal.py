@@ -220,6 +220,45 @@ def test_what_waits_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> N
     assert cursors(journal) == list(range(16, 26))
 
 
+def test_what_a_failed_write_puts_back_is_bounded_too(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.journal.MAX_WAITING", 10)
+    journal = desk.open()
+    life = journal.begin_life("a", {})
+    assert journal.flush()
+    write = journal._store.write
+
+    def fail(statements: Any) -> None:
+        for _ in range(8):  # more come while the disk is waited for
+            journal.append(decision("b"))
+            journal.step(life, "end_probe", None)
+        raise sqlite3.OperationalError("disk full")
+
+    monkeypatch.setattr(journal._store, "write", fail)
+    journal.append(decision("a"))
+    for _ in range(5):
+        assert not journal.flush()
+        assert len(journal._waiting) <= 20, "ten of each sort"
+    monkeypatch.setattr(journal._store, "write", write)
+    assert journal.flush() and desk.counts.dropped == 41 - 10 + 40 - 10
+    assert cursors(journal) == list(range(32, 42)), "the newest stay"
+
+
+def test_what_is_remembered_is_never_given_up(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.journal.MAX_WAITING", 10)
+    journal = desk.open()
+    fill(journal, 0)
+    with journal._writing:
+        for number in range(3):
+            journal.remember("x", {"a": number, "long": "x" * 5000})
+        for _ in range(25):
+            journal.append(decision("a", message="x" * 500))
+    assert not journal.flush() and desk.counts.waiting == 11
+    journal.remember("x", {"a": 3})
+    assert not journal.flush() and desk.counts.waiting == 11
+    fill(journal, 10_000)
+    assert journal.flush() and journal.recall() == {"x": {"a": 3}}
+
+
 def test_an_entry_that_cannot_be_written_takes_no_other_with_it(desk: Desk, caplog: Any) -> None:
     journal = desk.open()
     journal.append(decision("a", inputs={"bad": object()}))
