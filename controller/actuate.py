@@ -66,7 +66,8 @@ class Actuator:
         self._wish: Wish | None = None
         self._reason = ""
         self._confirmed_at: float | None = None
-        self.conflicts_total = 0
+        self.conflict: str | None = None
+        """What newer plan of somebody else the latest `actuate` went past; None: there was none."""
 
     @property
     def epoch(self) -> int:
@@ -93,6 +94,7 @@ class Actuator:
         if wish != self._wish:
             self.version += 1
             self._wish, self._reason, self._confirmed_at = wish, reason[:256], None
+        self.conflict = None
         try:
             status = await self._client.put_plan(self._plan(wish, now))
         except Conflict as conflict:
@@ -107,12 +109,12 @@ class Actuator:
 
     def _adopt(self, conflict: Conflict) -> None:
         """Go past the worker's newer plan; raise for what a higher version cannot mend."""
-        self.conflicts_total += 1
         held = conflict.current.plan if conflict.current else None
         if held is None or held.boot_id != self._boot_id:
             raise BootChanged(str(conflict)) from conflict
         if (held.controller_epoch, held.version) < (self._epoch, self.version):
             raise BootChanged(str(conflict)) from conflict  # not about versions: another boot_id
+        self.conflict = f"went past plan {held.version} of epoch {held.controller_epoch}, which is not ours"
         self._epoch = max(self._epoch, held.controller_epoch)
         self.version = held.version + 1
 

@@ -61,6 +61,8 @@ class ControlledWorker:
         """The latest attempt brought no answer at all."""
         self.refusal: str | None = None
         """The worker's latest refusal of a plan; recorded once."""
+        self.contested_seconds: float | None = None
+        """Monotonic time at which somebody else's plan was last gone past; a quarrel is recorded once."""
         self.is_held = False
         """Data older than the hold limit; recorded once."""
         self.noted: dict[str, tuple[object, ...]] = {}

@@ -234,6 +234,9 @@ class ControlLoop:
         except (WorkerError, BootChanged) as error:
             self._metrics.actuation_failed(worker.id, self._presence.not_sent(worker, error))
             raise
+        if life.actuator.conflict is not None:
+            self._presence.contested(worker, life.actuator.conflict, now)
+            self._metrics.actuation_failed(worker.id, "conflict")
         worker.refusal = None
         worker.confirm(status, self.clock.monotonic())
         return True

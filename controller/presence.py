@@ -16,6 +16,9 @@ from controller.tape import life_body
 from controller.worker_client import BadAnswer, Unreachable, WorkerError
 from worker.protocol import PlanStatus, SpecStats
 
+QUARREL_SECONDS = 60.0
+"""Plans of another controller that follow each other within this time are one quarrel, recorded once."""
+
 
 class Presence:
     """Keeps track of who is there."""
@@ -102,6 +105,13 @@ class Presence:
             worker.refusal = str(error)
             self._recorder.event(worker, "plan", reason, str(error))
         return reason
+
+    def contested(self, worker: ControlledWorker, message: str, now: float) -> None:
+        """Note that somebody else steers this worker too; once, not with each plan that is gone past."""
+        before, worker.contested_seconds = worker.contested_seconds, now
+        if before is None or now - before > QUARREL_SECONDS:
+            message += ": stop one of the two if this goes on"
+            self._recorder.event(worker, "plan", "conflict", message)
 
     def _begin(self, worker: ControlledWorker, life: Life, status: PlanStatus, now: float) -> None:
         self._end(worker)

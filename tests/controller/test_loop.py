@@ -129,6 +129,29 @@ def test_a_newer_plan_of_somebody_else_is_gone_past(worker: Any, make_rig: MakeR
     go(rig, 5, rounds_per_second=0)
     newest = worker.plans[-1]
     assert (newest.controller_epoch, newest.version) == (other.controller_epoch, 8)
+    assert conflicts(rig) == 1 and rig.reasons("plan") == ["conflict"]
+
+
+def conflicts(rig: Any) -> float | None:
+    labels = {"worker": "a", "reason": "conflict"}
+    found: float | None = rig.registry.get_sample_value("spec_controller_actuation_failures_total", labels)
+    return found
+
+
+def test_two_controllers_on_one_worker_are_counted_and_told_of_once(worker: Any, make_rig: MakeRig) -> None:
+    guards = {"window_seconds": 0.0, "dwell_seconds": 0.0}
+    rigs = [
+        make_rig({"a": worker}, policy={"name": "static", "parameters": {"num_steps": n}}, guards=guards)
+        for n in (0, 5)
+    ]
+    for _ in range(30):
+        for rig in rigs:
+            go(rig, 1, rounds_per_second=0)
+    for rig in rigs:
+        counted = conflicts(rig)
+        assert counted is not None and counted > 3
+        told = [r.decision for r in rig.journal.read() if r.decision.kind == "plan"]
+        assert [d.reason for d in told] == ["conflict"] and "stop one" in told[0].message
 
 
 def test_a_restarted_worker_is_met_again(worker: Any, make_rig: MakeRig) -> None:
