@@ -61,6 +61,12 @@ class LoopConfig(Section):
             raise ValueError(
                 f"loop.plan_ttl_seconds {self.plan_ttl_seconds:g} is below three poll intervals: plans would lapse"
             )
+        for name in ("hold_after_seconds", "late_after_seconds", "default_after_seconds"):
+            if self.poll_interval_seconds >= getattr(self, name):
+                raise ValueError(
+                    f"loop.poll_interval_seconds {self.poll_interval_seconds:g} must be below "
+                    f"loop.{name} {getattr(self, name):g}: every reading would be too old"
+                )
         return self
 
 
@@ -180,6 +186,12 @@ class WorkerConfig(Section):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"must be http://HOST:PORT or https://HOST:PORT, got {url!r}")
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"{error}, got {url!r}") from None
+        if port == 0:
+            raise ValueError(f"port must be within 1…65535, got {url!r}")
         if parts.username or parts.password:
             raise ValueError("must not carry a user or password; use token_file")
         return url.rstrip("/")

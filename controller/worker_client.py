@@ -95,10 +95,7 @@ class HttpWorkerClient:
 
     async def info(self) -> SpecInfo:
         """See `WorkerClient.info`."""
-        info = await self._call("GET", "/v1/spec/info", SpecInfo)
-        if info.protocol_version != PROTOCOL_VERSION:
-            raise BadAnswer(f"the worker speaks protocol {info.protocol_version}, not {PROTOCOL_VERSION}")
-        return info
+        return await self._call("GET", "/v1/spec/info", SpecInfo)
 
     async def stats(self) -> SpecStats:
         """See `WorkerClient.stats`."""
@@ -119,18 +116,35 @@ class HttpWorkerClient:
                 response = await self._http.request(method, path, content=content, headers=headers)
         except TimeoutError as error:
             raise Unreachable(f"no answer within {self._timeout:g} s") from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, OverflowError) as error:
             raise Unreachable(
                 f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             ) from error
         if response.status_code != 200:
             raise _error(response)
         try:
-            return answer.model_validate_json(response.content)
+            found = answer.model_validate_json(response.content)
         except ValidationError as error:
+            _check_version(_version_of(response))  # a worker of another version may well have other fields
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             raise BadAnswer(f"{method} {path}: {where}: {first['msg']}") from error
+        _check_version(getattr(found, "protocol_version", PROTOCOL_VERSION))
+        return found
+
+
+def _check_version(spoken: object) -> None:
+    if spoken != PROTOCOL_VERSION:
+        raise BadAnswer(f"the worker speaks protocol {spoken}, this controller {PROTOCOL_VERSION}")
+
+
+def _version_of(response: httpx.Response) -> object:
+    """Return the protocol version that an answer names; ours where it names none."""
+    try:
+        body = response.json()
+    except ValueError:
+        return PROTOCOL_VERSION
+    return body.get("protocol_version", PROTOCOL_VERSION) if isinstance(body, dict) else PROTOCOL_VERSION
 
 
 def _error(response: httpx.Response) -> WorkerError:

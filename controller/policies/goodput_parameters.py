@@ -36,12 +36,15 @@ class GoodputParameters:
     """Batch size -> deepest depth allowed from that batch size on."""
 
     def __post_init__(self) -> None:
-        if self.objective == "latency_slo" and (
-            self.slo_seconds is None or not 0 < self.slo_seconds < math.inf
-        ):
+        is_good = self.slo_seconds is not None and 0 < self.slo_seconds < math.inf
+        if self.objective == "latency_slo" and not is_good:
             raise ValueError(
                 f'objective "latency_slo" needs slo_seconds, a positive number, got {self.slo_seconds}'
             )
+        if self.slo_seconds is not None and not is_good:
+            raise ValueError(f"slo_seconds must be above 0 and finite, got {self.slo_seconds}")
+        if not 0 < self.sight_seconds < math.inf:
+            raise ValueError(f"sight_seconds must be above 0 and finite, got {self.sight_seconds}")
         for name in (
             "delta",
             "delta_down",
@@ -49,9 +52,10 @@ class GoodputParameters:
             "optimism",
             "sight",
             "probe_pause_seconds",
+            "probe_pause_max_seconds",
         ):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be 0 or more and finite, got {getattr(self, name)}")
         if not 0 < self.probe_share <= 0.2:
             raise ValueError(f"probe_share must be above 0 and at most 0.2, got {self.probe_share}")
         if not 1 <= self.probe_samples <= 1024:

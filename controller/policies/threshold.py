@@ -15,6 +15,7 @@ no one-way latch), spread a little per worker. A probe whose mean exceeds `enter
 The rule knows acceptance only and no cost; which depths may pay on a machine is said by the slots' candidates.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,9 @@ class ThresholdParameters:
             raise ValueError(
                 f"probe_interval_max {self.probe_interval_max} is below probe_interval {self.probe_interval}"
             )
+        for name in ("up_hysteresis", "down_hysteresis", "urgent", "enter"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}")
         if self.down_hysteresis > self.up_hysteresis:
             raise ValueError(
                 f"down_hysteresis {self.down_hysteresis} is above up_hysteresis {self.up_hysteresis}: "
