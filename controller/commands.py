@@ -139,7 +139,7 @@ class Operator:
     async def set_mode(self, mode: Mode) -> None:
         """Set the mode of all workers; modes of single workers end."""
         self._loop.mode = mode
-        self._loop.memory.keep_mode(mode, self._loop.config.policy.mode)
+        self._loop.memory.keep_mode(mode)
         for worker in self._loop.workers.values():
             worker.controller_mode = mode
             await self.set_worker_mode(worker, None)

@@ -60,8 +60,8 @@ class ControlLoop:
         self.config = config
         self.clock = clock
         self.recorder = recorder
-        self.memory = Memory(journal, clock)
-        self.mode: Mode = self.memory.mode(config.policy.mode)
+        self.memory = Memory(journal, clock, configured=config.policy.mode)
+        self.mode: Mode = self.memory.mode()
         self.workers = {
             worker.id: ControlledWorker(worker.id, worker.url, clients[worker.id], mode=self.mode, rng=rng)
             for worker in config.workers

@@ -1,8 +1,8 @@
 """Remembered: modes, pins, holds and undoable changes as the journal keeps them over a restart of the controller.
 
 Times are kept as wall-clock ends, since monotonic clocks begin anew: a pin goes on with what is left of it, and with
-no more than it had if the clock was set back. A depth that the policy chose is not restored from here: the controller
-adopts what the worker runs.
+no more than was left when it was last written (every `REWRITE_SECONDS`, and at the end) if the clock was set back. A
+depth that the policy chose is not restored from here: the controller adopts what the worker runs.
 """
 
 from typing import Any
@@ -15,6 +15,8 @@ from controller.types import MODES, Mode
 from controller.undo import Change, Hold, PinChange, TableChange, UndoStack
 
 CONTROLLER_KEY = "controller"
+REWRITE_SECONDS = 10.0
+"""While a pin or a hold runs, what is left of it is written anew this often."""
 
 
 def worker_key(worker_id: str) -> str:
@@ -25,33 +27,42 @@ def worker_key(worker_id: str) -> str:
 class Memory:
     """Writes down what must outlive a restart, when it has changed, and brings it back."""
 
-    def __init__(self, journal: Journal, clock: Clock) -> None:
+    def __init__(self, journal: Journal, clock: Clock, *, configured: Mode) -> None:
+        """Read what there is; `configured` is the mode in the configuration."""
         self._journal = journal
         self._clock = clock
+        self._configured = configured
         self._kept: dict[str, object] = {}
+        self._written: dict[str, float] = {}
+        """Monotonic time at which a worker's state was last written."""
         self._found = journal.recall()
 
-    def mode(self, configured: Mode) -> Mode:
+    def mode(self) -> Mode:
         """Return the controller's mode to start in: an operator's, unless the configuration was changed since."""
-        found = self._found.get(CONTROLLER_KEY, {})
-        is_valid = found.get("mode") in MODES and found.get("configured") == configured
-        mode: Mode = found["mode"] if is_valid else configured
-        return mode
+        return self._ordered_mode(self._found.get(CONTROLLER_KEY, {})) or self._configured
 
-    def keep_mode(self, mode: Mode, configured: Mode) -> None:
+    def keep_mode(self, mode: Mode) -> None:
         """Write an operator's mode down."""
-        self._journal.remember(CONTROLLER_KEY, {"mode": mode, "configured": configured})
+        self._journal.remember(CONTROLLER_KEY, {"mode": mode, "configured": self._configured})
 
-    def keep(self, worker: ControlledWorker) -> None:
-        """Write a worker's state down if it has changed."""
+    def keep(self, worker: ControlledWorker, *, at_end: bool = False) -> None:
+        """Write a worker's state down if it has changed, or if less is left of a pin or a hold.
+
+        Args:
+            worker: whose state.
+            at_end: the controller ends: what is left is written exactly.
+        """
         state = (worker.met_boot_id, worker.mode_override, worker.pin, worker.hold, worker.undo.changes)
-        if self._kept.get(worker.id) == state:
+        now = self._clock.monotonic()
+        is_old = at_end or now - self._written.get(worker.id, now) >= REWRITE_SECONDS
+        if self._kept.get(worker.id) == state and not (is_old and self._has_times(worker)):
             return
-        self._kept[worker.id] = state
+        self._kept[worker.id], self._written[worker.id] = state, now
         body = {
             "boot_id": worker.met_boot_id,
             "epoch": self._journal.epoch,
             "mode": worker.mode_override,
+            "configured": self._configured,
             "pin": self._pin_body(worker.pin),
             "hold": None
             if worker.hold is None
@@ -66,7 +77,7 @@ class Memory:
         if found is None:
             return
         try:
-            worker.mode_override = found["mode"] if found["mode"] in MODES else None
+            worker.mode_override = self._ordered_mode(found)
             worker.recorded_mode = worker.mode
             worker.met_boot_id = found["boot_id"]
             worker.known_epoch = int(found["epoch"])
@@ -80,7 +91,22 @@ class Memory:
             worker.undo = UndoStack()
         self._kept[worker.id] = None
 
+    def _ordered_mode(self, found: dict[str, Any]) -> Mode | None:
+        """Return an operator's mode; None: there is none, or the configuration was changed since."""
+        # Earlier versions kept no `configured` with a worker's mode: it is taken for unchanged.
+        is_valid = (
+            found.get("mode") in MODES and found.get("configured", self._configured) == self._configured
+        )
+        mode: Mode | None = found["mode"] if is_valid else None
+        return mode
+
     # ---- times ----
+
+    def _has_times(self, worker: ControlledWorker) -> bool:
+        """Whether something runs of which less is left now than when it was written."""
+        now = self._clock.monotonic()
+        pins = [change.pin for change in worker.undo.changes if isinstance(change, PinChange)]
+        return worker.hold is not None or any(pin and pin.remaining(now) > 0 for pin in (worker.pin, *pins))
 
     def _ends(self, seconds: float) -> dict[str, float]:
         remaining = seconds - self._clock.monotonic()

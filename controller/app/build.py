@@ -104,6 +104,8 @@ async def _running(
                 await task
         for client in http:
             await client.aclose()
+        for worker in loop.workers.values():
+            loop.memory.keep(worker, at_end=True)
         await asyncio.to_thread(journal.close)
 
 

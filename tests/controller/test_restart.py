@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry
 
+from controller.app import create_app
 from controller.commands import NotConfirmed, NothingToUndo, Operator
+from controller.config import ControllerConfig
+from controller.journal_read import remembered
+from controller.journal_store import Store
 
 MakeRig = Callable[..., Any]
 
@@ -91,6 +97,52 @@ def test_a_clock_that_jumps_never_lengthens_a_pin(
     assert worker.plans[-1].pin is None
 
 
+@pytest.mark.parametrize("order", [pin, roll_back])
+def test_what_is_left_is_written_anew_while_it_runs(
+    rig: Any, worker: Any, clock: Any, order: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.acceptance = [1.0] * 64
+    go(rig, 10)
+    if order is pin:
+        pin(rig, 5, ttl_seconds=600)
+    else:
+        roll_back(rig, ttl_seconds=600)
+    go(rig, 500, rounds_per_second=0)
+    wall = clock.wall
+    monkeypatch.setattr(clock, "wall", lambda: wall() - 3600.0)
+    restart(rig)
+    found = rig.loop.workers["a"]
+    held = found.pin if order is pin else found.hold
+    assert 100 <= held.remaining(clock.now) <= 100 + 10
+
+
+def test_state_without_times_is_not_written_again(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    go(rig, 2, rounds_per_second=0)
+    pin(rig, 5, ttl_seconds=5)
+    go(rig, 10, rounds_per_second=0)
+    rows: list[str] = []
+    monkeypatch.setattr(rig.journal, "remember", lambda key, _: rows.append(key))
+    go(rig, 60, rounds_per_second=0)
+    assert rows == []
+
+
+def test_a_controller_that_ends_writes_what_is_left(simulation: Any, clock: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "journal.sqlite3")
+    config = ControllerConfig.model_validate(
+        {"journal": {"path": path}, "workers": [{"id": "a", "url": "http://a:1"}]}
+    )
+    worker = simulation.SimulatedWorker(clock)
+    app = create_app(config, clock=clock, registry=CollectorRegistry(), clients={"a": worker})
+    with TestClient(app, base_url="http://localhost") as client:
+        body = {"num_steps": 3, "ttl_seconds": 600}
+        assert client.put("/v1/workers/a/depth", json=body).status_code == 200
+        clock.now += 7
+    store = Store.read_only(path)
+    left = remembered(store)["worker:a"]["pin"]["remaining"]
+    store.close()
+    assert left == pytest.approx(593)
+
+
 def test_a_release_that_the_worker_missed_is_not_forgotten(rig: Any, worker: Any, simulation: Any) -> None:
     go(rig, 2)
     pin(rig, 7, ttl_seconds=600)
@@ -120,6 +172,18 @@ def test_a_mode_newly_configured_wins_over_an_older_order(rig: Any) -> None:
     rig.config = rig.config.model_copy(update={"policy": policy})
     rig.start()
     assert rig.loop.mode == "advisory"
+
+
+def test_a_workers_own_mode_ends_with_it(rig: Any) -> None:
+    asyncio.run(Operator(rig.loop).set_worker_mode(rig.loop.workers["a"], "frozen"))
+    restart(rig)
+    assert rig.loop.workers["a"].mode == "frozen", "the configuration is as it was"
+    rig.stop()
+    policy = rig.config.policy.model_copy(update={"mode": "advisory"})
+    rig.config = rig.config.model_copy(update={"policy": policy})
+    rig.start()
+    found = rig.loop.workers["a"]
+    assert found.mode == "advisory" and found.mode_override is None
 
 
 def test_decisions_are_read_on_with_the_old_cursor(rig: Any) -> None:
