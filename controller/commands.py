@@ -92,13 +92,14 @@ class Operator:
             NotConfirmed, Superseded: ended here, not yet at the worker.
         """
         async with worker.lock:
+            if worker.pin is not None:
+                await self._prepare(worker)  # first: a refusal leaves the hold as it is
             if worker.hold is not None:
                 worker.hold = None
                 self._loop.recorder.event(worker, "rollback", "hold_released", "the policy is free again")
             if worker.pin is None:
                 self._loop.memory.keep(worker)
                 return Confirmation(True)
-            await self._prepare(worker)
             worker.undo.push(PinChange(f"release of the pin at {worker.pin.num_steps}", worker.pin))
             worker.pin = None
             await self._tell(worker, "pin", "released", "the pin was released", None)

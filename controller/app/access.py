@@ -6,6 +6,8 @@ open always: they tell nothing about the workers. Knows nothing about the routes
 
 import hmac
 import ipaddress
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,6 +24,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/"})
 OPEN_BELOW = "/web/"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MIN_TOKEN_LENGTH = 8
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/?#@]+)(?::\d{1,5})?")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -107,6 +110,26 @@ def _token(name: str, value: SecretStr | None, file: Path | None) -> str | None:
     return token
 
 
+class KnownHosts:
+    """ASGI middleware: 400 for a request whose `Host` is none of the listener's names."""
+
+    def __init__(self, app: ASGIApp, *, names: Sequence[str]) -> None:
+        self._app = app
+        self._names = frozenset(name.lower() for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on if it asks for one of the names."""
+        if scope["type"] in ("http", "websocket") and not self._knows(Headers(scope=scope).get("host", "")):
+            refusal = problem(400, "this listener does not answer to the name in Host")
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _knows(self, host: str) -> bool:
+        found = HOST.fullmatch(host)
+        return "*" in self._names or (found is not None and found[1].lower() in self._names)
+
+
 class BearerAccess:
     """ASGI middleware: 401 without a valid token, 403 for a change with the token for reading.
 
@@ -157,7 +180,10 @@ def _bearer(headers: Headers) -> bytes | None:
 
 def _is_same_site(headers: Headers) -> bool:
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host", "")
+    try:
+        return origin is None or urlsplit(origin).netloc == headers.get("host", "")
+    except ValueError:  # no address at all
+        return False
 
 
 def _unauthorized(detail: str, challenge: str) -> Response:

@@ -8,10 +8,9 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from controller.app import problems
-from controller.app.access import BearerAccess, allowed_hosts, read_tokens, token_of_file
+from controller.app.access import BearerAccess, KnownHosts, allowed_hosts, read_tokens, token_of_file
 from controller.app.bodies import SmallBodies
 from controller.app.events import add_events
 from controller.app.feed import Feed
@@ -75,9 +74,7 @@ def create_app(
     problems.install(app)
     app.add_middleware(SmallBodies)
     app.add_middleware(BearerAccess, tokens=tokens, open_metrics=config.server.open_metrics)
-    app.add_middleware(
-        TrustedHostMiddleware, allowed_hosts=allowed_hosts(config.server, tokens), www_redirect=False
-    )
+    app.add_middleware(KnownHosts, names=allowed_hosts(config.server, tokens))
     router = build_router(loop, Operator(loop), journal, registry)
     add_events(router, feed)
     app.include_router(router)

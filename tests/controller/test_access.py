@@ -74,7 +74,9 @@ def test_another_sites_page_changes_nothing(make_client: Callable[..., TestClien
     client = make_client()
     path, page = "/v1/workers/a/depth/rollback", {"Origin": "http://evil.example"}
     assert client.post(path, headers=page).status_code == 403
-    assert client.post(path, headers={"Origin": "null"}).status_code == 403
+    for origin in ("null", "http://[", "http://[::1", ""):
+        answer = client.post(path, headers={"Origin": origin})
+        assert answer.status_code == 403 and answer.json()["status"] == 403, origin
     assert client.get("/v1/mode", headers=page).status_code == 200
     assert client.put("/v1/mode", json={"mode": "active"}, headers={"Origin": "http://localhost"}).is_success
 
@@ -83,7 +85,11 @@ def test_without_a_token_only_loopbacks_names_are_answered(make_client: Callable
     rebound = {"Host": "evil.example:8200", "Origin": "http://evil.example:8200"}
     client = make_client()
     for path in ("/", "/healthz", "/v1/workers", "/metrics"):
-        assert client.get(path, headers=rebound).status_code == 400
+        answer = client.get(path, headers=rebound)
+        assert answer.status_code == 400 and answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["status"] == 400 and "Host" in answer.json()["detail"]
+    for name in ("", "localhost@evil.example", "evil.example/localhost", "[::1", "localhost:x", "[::2]"):
+        assert client.get("/v1/workers", headers={"Host": name}).status_code == 400, name
     assert client.put("/v1/mode", json={"mode": "frozen"}, headers=rebound).status_code == 400
     for name in ("localhost", "LOCALHOST:8200", "127.0.0.1:8200", "[::1]:8200"):
         assert client.get("/v1/workers", headers={"Host": name}).status_code == 200

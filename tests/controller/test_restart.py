@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
 from controller.app import create_app
-from controller.commands import NotConfirmed, NothingToUndo, Operator
+from controller.commands import ModeForbids, NotConfirmed, NothingToUndo, Operator
 from controller.config import ControllerConfig
 from controller.journal_read import remembered
 from controller.journal_store import Store
@@ -285,3 +285,17 @@ def test_the_policy_goes_on_when_the_hold_is_released(rig: Any, worker: Any) -> 
     asyncio.run(Operator(rig.loop).release(rig.loop.workers["a"]))
     go(rig, 5)
     assert worker.depths[-1] == 7 and rig.reasons("rollback") == ["rolled_back", "hold_released"]
+
+
+def test_a_release_that_the_mode_forbids_changes_nothing(rig: Any) -> None:
+    go(rig, 1)
+    pin(rig, 3)
+    pin(rig, 5)
+    roll_back(rig)
+    operator, controlled = Operator(rig.loop), rig.loop.workers["a"]
+    asyncio.run(operator.set_worker_mode(controlled, "released"))
+    before = controlled.pin, controlled.hold
+    with pytest.raises(ModeForbids):
+        asyncio.run(operator.release(controlled))
+    assert (controlled.pin, controlled.hold) == before and None not in before
+    assert rig.reasons("rollback") == ["rolled_back"]
