@@ -118,6 +118,11 @@ class PolicyConfig(Section):
         self.policy_parameters()
         return self
 
+    def beside(self, active: "PolicyConfig") -> "PolicyConfig":
+        """Return this policy on the active one's slots, to look on with."""
+        shared = ("slots", "dead_band", "ema_alpha")
+        return self.model_copy(update={name: getattr(active, name) for name in shared})
+
     @property
     def kind(self) -> PolicyKind:
         """The policy named."""
@@ -236,8 +241,7 @@ class ControllerConfig(BaseSettings):
         """Return the shadow as a policy on the active one's slots; None without a shadow."""
         if self.shadow.name is None:
             return None
-        active = self.policy.model_dump(include={"slots", "dead_band", "ema_alpha"})
-        return PolicyConfig(**active, name=self.shadow.name, parameters=self.shadow.parameters)
+        return PolicyConfig(name=self.shadow.name, parameters=self.shadow.parameters).beside(self.policy)
 
     @classmethod
     def settings_customise_sources(

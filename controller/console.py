@@ -16,8 +16,8 @@ from controller.types import MODES
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 SHOWN_DECISIONS = 20
-LOOKED_AT = 1000
-"""So many of the newest records are looked through for a worker's."""
+PAGE = 1000
+"""So many records are asked for at a time; the interface gives no more."""
 
 Command = Callable[[Remote, argparse.Namespace], int]
 
@@ -78,7 +78,7 @@ def _add_ttl(parser: argparse.ArgumentParser, default: str) -> None:
         metavar="TIME",
         help=f"e.g. 90s, 15m, 8h, 1d (default {default})",
     )
-    parser.add_argument("--reason", default="", help="for the record")
+    parser.add_argument("--reason", type=_reason, default="", help="for the record")
 
 
 def duration(text: str) -> float:
@@ -89,9 +89,17 @@ def duration(text: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
+def _reason(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes that are no text come as lone surrogates
+        raise argparse.ArgumentTypeError(f"must be UTF-8 text, got {text!r}") from None
+    return text
+
+
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= LOOKED_AT:
-        raise argparse.ArgumentTypeError(f"must be a number from 1 to {LOOKED_AT}, got {text!r}")
+    if not text.isdecimal() or not 1 <= int(text) <= PAGE:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 to {PAGE}, got {text!r}")
     return int(text)
 
 
@@ -179,9 +187,13 @@ def _mode(controller: Remote, options: argparse.Namespace) -> int:
 def _decisions(controller: Remote, options: argparse.Namespace) -> int:
     chosen = {} if options.worker is None else {"worker": options.worker}
     newest = controller.ask("GET", "/v1/decisions", params={**chosen, "limit": 1})[1]["newest"]
-    looked_at = LOOKED_AT if options.worker is not None else options.last
-    params = {**chosen, "after": max(0, newest - looked_at), "limit": LOOKED_AT}
-    found = controller.ask("GET", "/v1/decisions", params=params)[1]["decisions"][-options.last :]
+    found: list[Any] = []
+    upper, span = newest, options.last if options.worker is None else PAGE
+    while len(found) < options.last and upper > 0:  # a quiet worker's records may lie far back
+        after = max(0, upper - span)
+        found = _between(controller, chosen, after, upper) + found
+        upper, span = after, 2 * span
+    found = found[-options.last :]
     for decision in found:
         _tell(options, decision)
     if options.follow:
@@ -189,6 +201,18 @@ def _decisions(controller: Remote, options: argparse.Namespace) -> int:
             if event.name == "decision" and options.worker in (None, event.body["worker"]):
                 _tell(options, event.body)
     return 0
+
+
+def _between(controller: Remote, chosen: dict[str, str], after: int, upper: int) -> list[Any]:
+    """Return the records with a cursor above `after` and up to `upper`, oldest first."""
+    found: list[Any] = []
+    while True:
+        params = {**chosen, "after": after, "limit": PAGE}
+        page = controller.ask("GET", "/v1/decisions", params=params)[1]["decisions"]
+        found += [decision for decision in page if decision["cursor"] <= upper]
+        if len(page) < PAGE or page[-1]["cursor"] >= upper:
+            return found
+        after = page[-1]["cursor"]
 
 
 def _tell(options: argparse.Namespace, decision: Any) -> None:

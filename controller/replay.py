@@ -74,7 +74,7 @@ def replay(
     Args:
         store: the journal.
         worker: only lives of this worker.
-        policy: what to look on with; None: only compare.
+        policy: what to look on with, on the recorded slots; None: only compare.
     """
     sql = (
         "SELECT life, worker, lives.wall, body, code_version, config FROM lives JOIN starts USING (epoch)"
@@ -85,7 +85,8 @@ def replay(
         try:
             recorded = config_from(json.loads(config))
             result.policy = recorded.policy.name
-            _Player(result, recorded, json.loads(body), policy).play(_rows(store, life))
+            looking_on = policy.beside(recorded.policy) if policy is not None else None
+            _Player(result, recorded, json.loads(body), looking_on).play(_rows(store, life))
         except (OtherFields, NotASnapshot, ValidationError, LookupError, TypeError, ValueError) as error:
             result.problem = f"{type(error).__name__}: {error}"
         yield result

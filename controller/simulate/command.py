@@ -41,8 +41,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit status (2: bad input)."""
     try:
-        variants = load_scenario(options.scenario).variants()
         base = load_config(options.config) if options.config else None
+    except (OSError, tomllib.TOMLDecodeError, ValueError) as error:
+        return _refuse(options.config, "configuration", error)
+    try:
+        variants = load_scenario(options.scenario).variants()
         seeds = range(options.seeds)
         report = {}
         for scenario in variants:
@@ -63,14 +66,8 @@ def run(options: argparse.Namespace) -> int:
                     oracle,
                     {n: r[0] for n, r in runs.items()},
                 )
-    except ValidationError as error:
-        for item in error.errors(include_url=False, include_input=False):
-            where = ".".join(str(part) for part in item["loc"]) or "scenario"
-            _say(f"{options.scenario}: {where}: {item['msg'].removeprefix('Value error, ')}")
-        return 2
     except (OSError, tomllib.TOMLDecodeError, ValueError, ImportError) as error:
-        _say(f"{options.scenario}: {error}")
-        return 2
+        return _refuse(options.scenario, "scenario", error)
     if options.json:
         sys.stdout.write(json.dumps({"seeds": options.seeds, "scenarios": report}) + "\n")
     else:
@@ -123,6 +120,17 @@ def _count(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 1000:
         raise argparse.ArgumentTypeError(f"must be within 1…1000, got {text}")
     return int(text)
+
+
+def _refuse(file: Path, whole: str, error: Exception) -> int:
+    """Say what is wrong with a file; what concerns no single field concerns the `whole`."""
+    if isinstance(error, ValidationError):
+        for item in error.errors(include_url=False, include_input=False):
+            where = ".".join(str(part) for part in item["loc"]) or whole
+            _say(f"{file}: {where}: {item['msg'].removeprefix('Value error, ')}")
+    else:
+        _say(f"{file}: {error}")
+    return 2
 
 
 def _say(line: str) -> None:

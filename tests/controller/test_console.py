@@ -1,6 +1,7 @@
 """The commands for a running controller, against one: what they print, for people and machines, and how they end."""
 
 import json
+import random
 import re
 import socket
 import threading
@@ -21,6 +22,7 @@ from controller.cli import main
 from controller.clock import SystemClock
 from controller.config import ControllerConfig
 from controller.console import duration
+from controller.controlled import ControlledWorker
 from controller.remote import Event, Remote, parse_events
 from controller.tables import printable
 
@@ -175,6 +177,8 @@ MISTAKES = [
     (["mode", "off"], 2, "invalid choice"),
     (["mode", "inherit"], 2, "--worker"),
     (["mode", "active", "--worker", "b"], 2, "known"),
+    (["pin", "a", "3", "--reason", "\udcff"], 2, "--reason: must be UTF-8 text"),
+    (["rollback", "a", "--reason", "\udcff"], 2, "--reason: must be UTF-8 text"),
     (["decisions", "--last", "0"], 2, "from 1 to 1000"),
     (["decisions", "--worker", "b"], 2, "known"),
     (["explain"], 2, "name the worker"),
@@ -250,6 +254,28 @@ def test_decisions_and_what_is_printed_of_a_hostile_one(served: Served, run: Run
         "active",
         "pinned",
     ]
+
+
+def test_a_quiet_workers_decisions_are_found_far_back(
+    served: Served, run: Run, simulation: ModuleType
+) -> None:
+    event = served.app.state.loop.recorder.event
+    clock = simulation.VirtualClock()
+    busy = ControlledWorker("b", "", simulation.SimulatedWorker(clock), mode="active", rng=random.Random())
+    quiet = served.app.state.loop.workers["a"]
+
+    def shown(*arguments: str) -> list[str]:
+        lines = run("decisions", "--json", "--worker", "a", *arguments, url=served.url)[1].splitlines()
+        return [json.loads(line)["message"] for line in lines]
+
+    for number in range(2500):
+        event(quiet if number < 1200 else busy, "mode", "active", str(number))
+    for number in range(1100):
+        event(busy, "mode", "active", str(number))
+    assert shown("--last", "3") == ["1197", "1198", "1199"]
+    assert shown("--last", "1000") == [str(number) for number in range(200, 1200)]
+    event(quiet, "mode", "active", "newest")
+    assert shown("--last", "2") == ["1199", "newest"]
 
 
 def test_follow_goes_on_and_survives_a_lost_stream(

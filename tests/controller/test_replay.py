@@ -109,6 +109,20 @@ def test_a_life_whose_beginning_is_gone_begins_at_a_checkpoint(
     assert 10 < life.turns < 60 and 10 < life.skipped < 40 and life.checkpoints >= 1
 
 
+def test_another_policy_looks_on_on_the_recorded_slots(worker: Any, make_rig: MakeRig, file: Path) -> None:
+    slots = [{"max_batch_size": 8, "candidate_steps": [0, 1]}]
+    policy = {"mode": "frozen", "slots": slots, "ema_alpha": 0.5, "dead_band": 0.3}
+    rig = make_rig({"a": worker}, policy=policy, journal={"path": str(file)})
+    worker.acceptance = [0.0] * 64
+    asyncio.run(rig.run(30))
+    rig.stop()
+    for name in ("threshold", "static"):
+        (life,) = played(file, policy=PolicyConfig(name=name))
+        assert life.problem is None and life.would_be is not None
+        found = {(slot, after) for _, slot, _, after, _ in life.would_be.changes}
+        assert found and {slot for slot, _ in found} == {8} and {after for _, after in found} <= {0, 1}
+
+
 def test_what_another_policy_would_have_done(worker: Any, make_rig: MakeRig, file: Path, capsys: Any) -> None:
     rig = make_rig({"a": worker}, policy={"mode": "frozen"}, journal={"path": str(file)})
     worker.acceptance = [0.0] * 64

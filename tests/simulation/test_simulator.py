@@ -226,6 +226,19 @@ def test_bad_input_is_status_2(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", [None, "not toml", "[loop]\npoll_interval_seconds = 0\n"])
+def test_a_bad_configuration_is_named_by_its_own_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    scenario, config = tmp_path / "s.toml", tmp_path / "c.toml"
+    scenario.write_text("[latency]\nhost_seconds = 0.01\n[[phases]]\ntokens = 9\n", encoding="utf-8")
+    if text is not None:
+        config.write_text(text, encoding="utf-8")
+    assert main(["simulate", "--scenario", str(scenario), "--config", str(config), "--seeds", "1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"{config}: ") and str(scenario) not in said
+
+
 def test_what_a_probe_found_is_looked_at_before_the_interval_is_over() -> None:
     # Plain decoding at first, so that only probes can show that the text has become easy.
     slow = scenario(
