@@ -100,7 +100,15 @@ def test_errors_arrive_as_the_clients_own(client: openai.OpenAI) -> None:
         client.chat.completions.create(**ASK | {"model": "gpt-4"})
 
 
-def test_a_full_queue_is_a_rate_limit(client: openai.OpenAI) -> None:
+def wait_until_nothing_runs(url: str) -> None:
+    """A closed stream is noticed by the server a moment later."""
+    give_up = time.monotonic() + 20
+    while "spec_requests_running 0.0" not in httpx.get(url.removesuffix("/v1") + "/metrics").text:
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def test_a_full_queue_is_a_rate_limit(client: openai.OpenAI, url: str) -> None:
     streams = [client.chat.completions.create(**ASK, stream=True) for _ in range(2)]
     for stream in streams:
         next(iter(stream))
@@ -109,13 +117,11 @@ def test_a_full_queue_is_a_rate_limit(client: openai.OpenAI) -> None:
     assert int(refused.value.response.headers["retry-after"]) >= 1
     for stream in streams:
         stream.close()
+    wait_until_nothing_runs(url)
 
 
 def test_closing_a_stream_makes_room(client: openai.OpenAI, url: str) -> None:
     stream = client.chat.completions.create(**ASK, stream=True)
     next(iter(stream))
     stream.close()
-    give_up = time.monotonic() + 20
-    while "spec_requests_running 0.0" not in httpx.get(url.removesuffix("/v1") + "/metrics").text:
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    wait_until_nothing_runs(url)
