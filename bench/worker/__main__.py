@@ -7,7 +7,8 @@
 
 In each repeat all arms answer the same prompts one after another, so that a neighbour's load hits all of them; ratios
 are taken within a repeat. `depth 0 again` is a second run of the same arm: how far it is from 1 is the noise floor.
-llama.cpp runs where `make bench-llamacpp` has put it; vLLM's CPU build (3.5 GB, minutes to start) is left out.
+llama.cpp runs where `make bench-llamacpp` has put it, vLLM's CPU build where `make bench-vllm` has. With more than one
+answer at once (`--concurrency 8`) vLLM is the only peer.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from typing import Any
 
 from bench.worker.arms import Arm, Sample, adaptive_arm, fixed_arms
 from bench.worker.host import Build, Host
-from bench.worker.peers import LlamaCpp, transformers_arms
+from bench.worker.peer_processes import LlamaCpp, Vllm
+from bench.worker.peers import transformers_arms
 from bench.worker.report import FLOAT32, PLAIN, TWIN, summary
 from bench.worker.workloads import SOURCES, load
 from worker.device import available_cores
@@ -29,6 +31,9 @@ from worker.models.fetch import ensure_default_model
 from worker.tokenization import Tokenizer
 
 LLAMACPP = Path("build/llamacpp")
+VLLM = Path("build/vllm")
+VLLM_STEPS = {4: 3, 16: 1}
+"""Depth of vLLM's lookup up to a number of answers at once: a fixed table is what it offers."""
 
 
 def parse() -> argparse.Namespace:
@@ -41,7 +46,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help="default 5")
     parser.add_argument("--prompts", type=int, help="per workload (default 6)")
     parser.add_argument("--max-tokens", type=int, help="per answer (default 128)")
-    parser.add_argument("--concurrency", type=int, default=1, help="answers at once; peers only at 1")
+    parser.add_argument(
+        "--concurrency", type=int, default=1, help="answers at once; above 1 the peer is vLLM"
+    )
     parser.add_argument("--threads", type=int, default=available_cores(), help="CPU threads of every arm")
     parser.add_argument("--dtype", default="auto", help="model.dtype of our arms (default auto)")
     parser.add_argument("--drafter", default="ngram", help="spec.drafter of our arms (default ngram)")
@@ -87,23 +94,45 @@ def contenders(options: argparse.Namespace, missing: list[str]) -> Iterator[list
 
         arms = [*host(fixed_arms, engine=engine(options.dtype, depths), names=fixed)]
         arms += host(adaptive_arm, engine=engine(options.dtype, depths))
-        missing.append("vllm: 3.5 GB and minutes to start; not run here")
-        if options.no_peers or options.concurrency > 1:
-            missing.append("transformers, llama.cpp, float32: not asked for, or more than one answer at once")
+        if options.no_peers:
+            missing.append("peers, float32: not asked for")
         else:
-            arms += host(fixed_arms, engine=engine("float32", [0]), names={FLOAT32: 0})
-            arms += host(transformers_arms, directory=directory, threads=options.threads)
-            gguf = next(LLAMACPP.glob("*.gguf"), None)
-            if gguf is None:
-                missing.append(f"llama.cpp: not in {LLAMACPP} (make bench-llamacpp)")
-            else:
-                python, tokenizer = LLAMACPP / "bin" / "python", Tokenizer.load(directory)
-                llamacpp = LlamaCpp(python, gguf, tokenizer, threads=options.threads)
-                stack.callback(llamacpp.close)
-                if options.cpu_time:
-                    llamacpp.count_cpu_time()
-                arms.append(llamacpp)
+            arms += _peers(options, directory, stack, missing)
+            if options.concurrency == 1:
+                arms += host(fixed_arms, engine=engine("float32", [0]), names={FLOAT32: 0})
+                arms += host(transformers_arms, directory=directory, threads=options.threads)
         yield arms
+
+
+def _peers(
+    options: argparse.Namespace, directory: Path, stack: ExitStack, missing: list[str]
+) -> Iterator[Arm]:
+    """Start those that have a process of their own."""
+    tokenizer = Tokenizer.load(directory)
+    gguf = next(LLAMACPP.glob("*.gguf"), None)
+    if options.concurrency > 1:
+        missing.append("transformers, llama.cpp, float32: one answer at a time only")
+    elif gguf is None:
+        missing.append(f"llama.cpp: not in {LLAMACPP} (make bench-llamacpp)")
+    else:
+        llamacpp = LlamaCpp(LLAMACPP / "bin" / "python", gguf, tokenizer, threads=options.threads)
+        stack.callback(llamacpp.close)
+        if options.cpu_time:
+            llamacpp.count_cpu_time()
+        yield llamacpp
+    if options.cpu_time:
+        missing.append("vllm: its threads' CPU time is spread over processes")
+    elif not (VLLM / "bin" / "python").exists():
+        missing.append(f"vllm: not in {VLLM} (make bench-vllm)")
+    else:
+        lookup = next((steps for most, steps in VLLM_STEPS.items() if options.concurrency <= most), 1)
+        for num_steps in (0, lookup):
+            vllm = Vllm(
+                VLLM / "bin" / "python", directory, tokenizer,
+                num_steps=num_steps, concurrency=options.concurrency, threads=options.threads,
+            )  # fmt: skip
+            stack.callback(vllm.close)
+            yield vllm
 
 
 def main() -> int:

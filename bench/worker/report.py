@@ -33,25 +33,30 @@ def rows(samples: Samples) -> list[dict[str, Any]]:
     return result
 
 
-def ratio(samples: Samples, workload: str, ours: str, theirs: str) -> float | None:
+def ratio(samples: Samples, workload: str, ours: str, theirs: str | None) -> float | None:
     """Return the median over repeats of how many times faster `ours` was; None where one is missing."""
-    pairs = zip(samples.get((workload, ours), ()), samples.get((workload, theirs), ()), strict=False)
+    pairs = zip(samples.get((workload, ours), ()), samples.get((workload, theirs or ""), ()), strict=False)
     ratios = [one.tokens_per_second / other.tokens_per_second for one, other in pairs]
     return round(statistics.median(ratios), 3) if ratios else None
 
 
-def best_fixed(samples: Samples, workload: str) -> str:
-    """Return the fixed depth with the best median."""
-    fixed = [arm for kind, arm in samples if kind == workload and arm.startswith("depth") and arm != TWIN]
-    return max(fixed, key=lambda arm: statistics.median(s.tokens_per_second for s in samples[workload, arm]))
+def best(samples: Samples, workload: str, begins: str) -> str | None:
+    """Return the arm with the best median among those whose names begin so; None without any."""
+    arms = [arm for kind, arm in samples if kind == workload and arm.startswith(begins) and arm != TWIN]
+    return max(
+        arms,
+        key=lambda arm: statistics.median(s.tokens_per_second for s in samples[workload, arm]),
+        default=None,
+    )
 
 
 def summary(samples: Samples, missing: Sequence[str]) -> dict[str, Any]:
     """Return the last line's object."""
     workloads = list(dict.fromkeys(workload for workload, _ in samples))
 
-    def by_workload(ours: str, theirs: str) -> dict[str, float | None] | None:
-        found = {workload: ratio(samples, workload, ours, theirs) for workload in workloads}
+    def by_workload(ours: str, theirs: str | Mapping[str, str | None]) -> dict[str, float | None] | None:
+        arms = {workload: theirs if isinstance(theirs, str) else theirs[workload] for workload in workloads}
+        found = {workload: ratio(samples, workload, ours, arm) for workload, arm in arms.items()}
         return None if all(value is None for value in found.values()) else found
 
     def overall(theirs: str) -> float | None:
@@ -63,6 +68,8 @@ def summary(samples: Samples, missing: Sequence[str]) -> dict[str, Any]:
     first = [s.first_drafts for (_, arm), found in samples.items() if arm in set(deepest) for s in found]
     proposed = sum(pair[1] for pair in first)
     table = rows(samples)
+    best_fixed = {workload: best(samples, workload, "depth") for workload in workloads}
+    best_vllm = {workload: best(samples, workload, "vllm") for workload in workloads}
     return {
         "bench": "worker",
         "noise_floor": max((abs(value - 1) for value in twins), default=None),
@@ -70,13 +77,10 @@ def summary(samples: Samples, missing: Sequence[str]) -> dict[str, Any]:
         "packed_vs_fp32": overall(FLOAT32),
         "vs_llamacpp_plain": by_workload(ADAPTIVE, "llama.cpp"),
         "vs_transformers_lookup": by_workload(ADAPTIVE, "transformers lookup"),
-        "vs_vllm": None,
+        "vs_vllm": by_workload(ADAPTIVE, best_vllm),
         "adaptive_vs_plain": by_workload(ADAPTIVE, PLAIN),
-        "adaptive_vs_best_fixed": {
-            workload: ratio(samples, workload, ADAPTIVE, best_fixed(samples, workload))
-            for workload in workloads
-        },
-        "best_fixed": {workload: best_fixed(samples, workload) for workload in workloads},
+        "adaptive_vs_best_fixed": by_workload(ADAPTIVE, best_fixed),
+        "best_fixed": best_fixed,
         "draft_top1": round(sum(pair[0] for pair in first) / proposed, 3) if proposed else None,
         "accept_length": {row["workload"]: row["accept_length"] for row in table if row["arm"] == ADAPTIVE},
         "left_out": list(missing),

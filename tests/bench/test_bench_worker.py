@@ -1,13 +1,16 @@
 """bench-worker: workloads hold what they say, and the last line's figures are ratios within a repeat."""
 
 import os
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from bench.worker.arms import Sample
 from bench.worker.clocks import of_process, of_threads
 from bench.worker.host import Host
+from bench.worker.peer_processes import LineProcess
 from bench.worker.report import ADAPTIVE, PLAIN, TWIN, summary
 from bench.worker.workloads import SOURCES, load
 
@@ -43,8 +46,10 @@ def test_ratios_are_taken_within_a_repeat():
             ("code", "depth 3"): samples(0.5, 2.0, 1.0, lengths=2.0, drafts=(20, 50)),
             ("code", ADAPTIVE): samples(0.6, 2.5, 1.25, lengths=1.9, drafts=(9, 9)),
             ("code", "llama.cpp"): [Sample(100, each) for each in (0.5, 2.5, 1.0)],
+            ("code", "vllm"): [Sample(100, each) for each in (3.0, 9.0, 5.0)],
+            ("code", "vllm ngram 3"): [Sample(100, each) for each in (1.5, 5.0, 2.5)],
         },
-        ["vllm: not here"],
+        ["transformers: not here"],
     )
     assert found["noise_floor"] == 0.0
     assert found["adaptive_vs_plain"] == {"code": 1.6}
@@ -53,9 +58,10 @@ def test_ratios_are_taken_within_a_repeat():
     assert found["vs_llamacpp_plain"] == {"code": 0.833}
     assert found["draft_top1"] == 0.5
     assert found["accept_length"] == {"code": 1.9}
-    assert found["plain_vs_transformers"] is found["packed_vs_fp32"] is found["vs_vllm"] is None
+    assert found["plain_vs_transformers"] is found["packed_vs_fp32"] is None
     assert found["vs_transformers_lookup"] is None
-    assert found["left_out"] == ["vllm: not here"]
+    assert found["vs_vllm"] == {"code": 2.0}, "against the faster of its arms"
+    assert found["left_out"] == ["transformers: not here"]
     plain = found["rows"][0]
     assert (plain["tokens_per_second"], plain["range"], plain["vs_plain"]) == (50.0, [25.0, 100.0], 1.0)
 
@@ -110,3 +116,25 @@ def test_hosted_arms_run_in_a_process_of_their_own_and_their_failures_come_back(
     host.close()
     with pytest.raises(RuntimeError, match="no weights"):
         Host(_arms, fails=True)
+
+
+def test_a_peer_that_prints_answers_all_the_same_and_its_end_is_told():
+    program = """
+print("loading ...")
+say("ready")
+for line in sys.stdin:
+    print("thinking ...")
+    os.write(1, b"of it")
+    say(len(json.loads(line)))
+    break
+sys.exit(3)
+"""
+    peer = LineProcess("peer", Path(sys.executable), program)
+    assert peer.ask([1, 2, 3]) == 3
+    with pytest.raises(RuntimeError, match="peer ended with status 3"):
+        peer.ask([1])
+
+
+def test_a_peer_that_cannot_be_imported_is_told():
+    with pytest.raises(RuntimeError, match="peer ended with status 1"):
+        LineProcess("peer", Path(sys.executable), "import no_such_library")
