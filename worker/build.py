@@ -32,7 +32,7 @@ from worker.pairing import (
     load_model,
     target_cache_tokens,
 )
-from worker.profile import PROFILE_CONTEXT_TOKENS, Profiler, load_or_measure, profile_path
+from worker.profile import PROFILE_TOKENS, Profiler, load_or_measure, profile_path
 from worker.protocol import LatencyProfile, SpecInfo
 from worker.scheduler import Scheduler
 from worker.self_check import check_every_tier
@@ -258,9 +258,11 @@ def _profile(config: WorkerConfig, info: SpecInfo, directory: Path, parts: _Part
     batch_sizes = sorted(
         {min(edge, engine.max_running_requests) for edge in edges} | {engine.max_running_requests}
     )
-    room = engine.max_context_tokens - spec.candidate_steps[-1] - 1
-    limit = parts.drafter.max_context_tokens if parts.drafter else None
-    context_tokens = max(2, min(PROFILE_CONTEXT_TOKENS, room, (limit or room) - spec.candidate_steps[-1]))
+    deepest = spec.candidate_steps[-1]
+    room = min(PROFILE_TOKENS, engine.max_context_tokens - 1)
+    if parts.drafter and parts.drafter.max_context_tokens:
+        room = min(room, parts.drafter.max_context_tokens)
+    context_tokens = max(2, room - deepest)
     key = {
         "model": str(directory.resolve()),
         "draft_model": str(head_directory(config)) if spec.has_head else spec.draft_model_path,

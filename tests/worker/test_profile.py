@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from worker.kv_cache import TOKEN_ALIGNMENT
 from worker.protocol import LatencyProfile
 
 
@@ -55,6 +56,14 @@ def test_a_read_only_directory_is_no_reason_not_to_start(make_rig, tmp_path):
         engine={"profile_seconds": 0.01, "profile_dir": str(blocked / "x"), "max_running_requests": 1}
     )
     assert rig.thread.info.profile.cells
+
+
+def test_no_round_of_it_lies_on_both_sides_of_an_attention_length(make_rig, tmp_path):
+    """Such a round costs a kernel call more per layer; most rounds in service do not."""
+    engine = {"profile_seconds": 0.01, "profile_dir": str(tmp_path), "max_running_requests": 1}
+    rig = make_rig(engine={**engine, "max_context_tokens": 320})
+    first = rig.thread.info.profile.context_tokens - 1
+    assert first // TOKEN_ALIGNMENT == (first + rig.thread.info.candidate_steps[-1]) // TOKEN_ALIGNMENT == 3
 
 
 def test_it_can_be_left_out(make_rig):
