@@ -9,6 +9,9 @@ import math
 
 from worker.protocol import SpecPlan, batch_size_bucket
 
+DEAD_BAND_ROUNDS = 16
+"""See the worker's."""
+
 
 class SimulatedPlan:
     """Which depth the next round runs at."""
@@ -20,6 +23,7 @@ class SimulatedPlan:
         self._edges: list[int] = []
         self._depths: list[int] = []
         self._entry = 0
+        self._rounds_off = 0
         self._batch_size = 1
         self._probe_rounds_left = 0
         self._probe_bucket: int | None = None
@@ -33,6 +37,7 @@ class SimulatedPlan:
         self._edges = [entry.max_batch_size for entry in plan.entries]
         self._depths = [entry.num_steps for entry in plan.entries]
         self._entry = self._find(self._batch_size)
+        self._rounds_off = 0
         self._probe_rounds_left = plan.probe.rounds if plan.probe else 0
         self._probe_bucket = plan.probe.max_batch_size if plan.probe else None
 
@@ -42,6 +47,10 @@ class SimulatedPlan:
         if self.plan is None or now >= self.expires:
             return self.fallback_num_steps, False
         self._entry = self._follow(batch_size)
+        own = self._find(batch_size)
+        self._rounds_off = self._rounds_off + 1 if self._entry != own else 0
+        if self._rounds_off == DEAD_BAND_ROUNDS:
+            self._entry, self._rounds_off = own, 0
         if self._probe_rounds_left > 0 and self._probe_bucket in (None, batch_size_bucket(batch_size)):
             assert self.plan.probe is not None
             self._probe_rounds_left -= 1

@@ -31,7 +31,7 @@ def plans(draw: st.DrawFn) -> SpecPlan:
 
 
 steps = st.lists(
-    st.tuples(st.just("round"), sizes)
+    st.tuples(st.just("rounds"), st.tuples(sizes, st.sampled_from([1, 1, 20])))
     | st.tuples(st.just("plan"), plans())
     | st.tuples(st.just("renew"), sizes),
     min_size=1,
@@ -47,10 +47,12 @@ def test_both_give_every_round_the_same_depth(history: list[tuple[str, object]])
     now, version, held = 0.0, 0, None
     for what, value in history:
         now += 0.3
-        if what == "round":
-            assert isinstance(value, int)
-            depth = real.depth_for_round(value, now)
-            assert (depth.num_steps, depth.is_probe) == twin.depth_for_round(value, now)
+        if what == "rounds":
+            assert isinstance(value, tuple)
+            batch_size, count = value
+            for _ in range(count):
+                depth = real.depth_for_round(batch_size, now)
+                assert (depth.num_steps, depth.is_probe) == twin.depth_for_round(batch_size, now)
             continue
         if what == "plan":
             version += 1

@@ -30,6 +30,9 @@ class UnknownTier(Exception):
         self.candidate_steps = list(candidate_steps)
 
 
+DEAD_BAND_ROUNDS = 16
+"""So long a batch size within the dead band must stay until it gets its own entry's depth: it no longer swings then."""
+
 ChangeReason = Literal["plan", "pin", "fallback", "probe"]
 CHANGE_REASONS: tuple[ChangeReason, ...] = get_args(ChangeReason)
 
@@ -76,6 +79,8 @@ class PlanTable:
         self._pin_expires = 0.0
         self._probe_rounds_left = 0
         self._entry = 0
+        self._rounds_off = 0
+        """Rounds in a row whose batch size belongs to another entry: the dead band holds them back."""
         self._batch_size = 1
         self._num_steps: int | None = None
         self._changes: Counter[ChangeReason] = Counter()
@@ -101,6 +106,7 @@ class PlanTable:
             if not is_renewal:
                 self._probe_rounds_left = plan.probe.rounds if plan.probe else 0
                 self._entry = find_entry(plan.entries, self._batch_size)
+                self._rounds_off = 0
             return self._status(now)
 
     def depth_for_round(self, batch_size: int, now: float) -> RoundDepth:
@@ -109,7 +115,7 @@ class PlanTable:
             self._batch_size = batch_size
             plan = self._plan
             if plan is not None and now < self._expires:
-                self._entry = _follow(plan.entries, self._entry, batch_size, plan.dead_band)
+                self._follow(plan, batch_size)
             depth = self._depth(batch_size, now)
             self._count(depth)
             if depth.is_probe:
@@ -126,6 +132,14 @@ class PlanTable:
         """Return what is followed right now; changes nothing."""
         with self._lock:
             return self._status(now)
+
+    def _follow(self, plan: SpecPlan, batch_size: int) -> None:
+        """Move to a batch size's entry; within the dead band, once it has stayed there for `DEAD_BAND_ROUNDS`."""
+        self._entry = beyond_dead_band(plan.entries, self._entry, batch_size, plan.dead_band)
+        own = find_entry(plan.entries, batch_size)
+        self._rounds_off = self._rounds_off + 1 if self._entry != own else 0
+        if self._rounds_off == DEAD_BAND_ROUNDS:
+            self._entry, self._rounds_off = own, 0
 
     def _count(self, depth: RoundDepth) -> None:
         """Count a round's depth; called before the probe's round is used up."""
@@ -215,8 +229,8 @@ def find_entry(entries: Sequence[PlanEntry], batch_size: int) -> int:
     return len(entries) - 1
 
 
-def _follow(entries: Sequence[PlanEntry], current: int, batch_size: int, dead_band: float) -> int:
-    """Move to the entry of `batch_size`, unless it is within the dead band of the edge it just crossed.
+def beyond_dead_band(entries: Sequence[PlanEntry], current: int, batch_size: int, dead_band: float) -> int:
+    """Return the entry of `batch_size`, or the current one if it is within the dead band of the edge just crossed.
 
     A batch size that swings around an edge would otherwise flip the depth each time (vLLM 49986). The band is
     clamped so that the far end of every entry is always reached: at small sizes it is worth one row at most.

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from worker.protocol import SpecPlan
-from worker.spec.plan import PlanConflict, PlanTable, UnknownTier
+from worker.spec.plan import DEAD_BAND_ROUNDS, PlanConflict, PlanTable, UnknownTier
 
 BOOT = "boot"
 
@@ -54,6 +54,18 @@ def test_dead_band_keeps_a_swinging_batch_size_from_flipping_the_depth(table):
     assert table.depth_for_round(19, 1.0).num_steps == 1
     assert [table.depth_for_round(bs, 1.0).num_steps for bs in (16, 15, 14)] == [1] * 3
     assert table.depth_for_round(13, 1.0).num_steps == 3
+
+
+def test_a_batch_size_that_stays_within_the_dead_band_gets_its_own_entry(table):
+    """A server that settles at exactly an edge, from above, would never see what was decided for it."""
+    entries = [{"max_batch_size": 4, "num_steps": 3}, {"max_batch_size": 8, "num_steps": 0}]
+    table.put(plan(entries=entries), 0.0)
+    sizes = [8] + [4] * (DEAD_BAND_ROUNDS + 3)
+    depths = [table.depth_for_round(bs, 1.0).num_steps for bs in sizes]
+    assert depths == [0] * DEAD_BAND_ROUNDS + [3] * 4
+    # One that swings does not stay.
+    table.depth_for_round(8, 1.0)
+    assert {table.depth_for_round(bs, 1.0).num_steps for bs in [4, 4, 4, 5] * DEAD_BAND_ROUNDS} == {0}
 
 
 @pytest.mark.parametrize("dead_band", [0.0, 0.15, 0.5])
