@@ -267,7 +267,12 @@ function showDialog() {
   }
 }
 
-// "close" comes later than `close()`: by then another dialog may be wanted. Only the user's own closing (Escape) ends one.
+// Escape. "close" comes later than the closing, and by then another dialog may be wanted; "cancel" comes before it.
+dialogElement.addEventListener("cancel", (event) => {
+  event.preventDefault();
+  act.close();
+});
+// A browser may close without "cancel" (Escape twice, with nothing done between).
 dialogElement.addEventListener("close", () => {
   if (closedHere > 0) closedHere -= 1;
   else act.close();

@@ -290,6 +290,7 @@ def test_it_can_be_used_with_the_keyboard_alone(
     expect(page.get_by_role("dialog")).to_be_hidden()
     expect(page.locator(":focus")).to_have_text("Pin …")  # and gives the focus back
     page.keyboard.press("Enter")
+    expect(page.locator(":focus")).to_have_attribute("name", "num_steps")
     page.keyboard.press("ArrowRight")
     depth = int(page.evaluate("document.querySelector('input:checked[name=num_steps]').value"))
     page.keyboard.press("Enter")
