@@ -53,6 +53,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", help="model.dtype of our arms (default auto)")
     parser.add_argument("--drafter", default="ngram", help="spec.drafter of our arms (default ngram)")
     parser.add_argument("--draft-model", help="spec.draft_model_path of our arms")
+    parser.add_argument(
+        "--topk", type=int, default=1, help="spec.topk of our arms; above 1 (trees) nothing adapts"
+    )
     parser.add_argument("--no-peers", action="store_true", help="only our own arms")
     parser.add_argument(
         "--cpu-time",
@@ -82,7 +85,11 @@ def contenders(options: argparse.Namespace, missing: list[str]) -> Iterator[list
             "depths": tiers,
             "threads": options.threads,
             "concurrency": options.concurrency,
-            "drafter": {"drafter": options.drafter, "draft_model_path": options.draft_model},
+            "drafter": {
+                "drafter": options.drafter,
+                "draft_model_path": options.draft_model,
+                "topk": options.topk,
+            },
         }
 
     with ExitStack() as stack:
@@ -93,7 +100,10 @@ def contenders(options: argparse.Namespace, missing: list[str]) -> Iterator[list
             return hosted.arms
 
         arms = [*host(fixed_arms, engine=engine(options.dtype, depths), names=fixed)]
-        arms += host(adaptive_arm, engine=engine(options.dtype, depths))
+        if options.topk == 1:
+            arms += host(adaptive_arm, engine=engine(options.dtype, depths))
+        else:
+            missing.append("adaptive: depths of trees are not adapted")
         if options.no_peers:
             missing.append("peers, float32: not asked for")
         else:
@@ -172,7 +182,16 @@ def main() -> int:
         print(f"left out: {line}")
     settings = {
         name: getattr(options, name)
-        for name in ("threads", "concurrency", "repeats", "prompts", "max_tokens", "cpu_time", "drafter")
+        for name in (
+            "threads",
+            "concurrency",
+            "repeats",
+            "prompts",
+            "max_tokens",
+            "cpu_time",
+            "drafter",
+            "topk",
+        )
     }
     print(json.dumps({**found, "settings": settings}))
     return 0
