@@ -1,14 +1,27 @@
 """The exact grade: with packed weights a row is bit for bit the same whatever comes with it."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
+from worker.models import integer
 from worker.models.attention import Segment
+from worker.models.basis import Basis
+from worker.models.integer import IntegerLinear
 from worker.models.loader import decoder_bytes, load_decoder
 from worker.models.packed import RefinedHead, pack_groups, pack_linear, pack_rows
 
 CPU = torch.device("cpu")
-PACKINGS = ["int8", "int4"]
+OTHER_INT8 = "int8, not on x86"
+PACKINGS = ["int8", "int4", OTHER_INT8]
+
+
+def _for_machine(packing, monkeypatch):
+    """Return a packing by its name; int8 has other kernels where integer products are slow or missing."""
+    if packing == OTHER_INT8:
+        monkeypatch.setattr(integer, "is_available", lambda: False)
+    return packing[:4]
 
 
 def test_packing_loses_at_most_half_a_level():
@@ -48,7 +61,8 @@ def test_int4_keeps_a_group_of_equal_weights():
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("sizes", [(1152, 576), (266, 48), (30, 64)])
-def test_a_layer_is_near_the_product_and_its_rows_are_independent(packing, bias, sizes):
+def test_a_layer_is_near_the_product_and_its_rows_are_independent(packing, bias, sizes, monkeypatch):
+    packing = _for_machine(packing, monkeypatch)
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(*sizes, generator=generator) / sizes[1] ** 0.5
     offsets = torch.randn(sizes[0], generator=generator) if bias else None
@@ -62,9 +76,55 @@ def test_a_layer_is_near_the_product_and_its_rows_are_independent(packing, bias,
         assert torch.equal(layer(x[33 - rows :], "decode"), whole[33 - rows :])
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("sizes", [(1152, 576), (266, 48), (30, 64), (7, 33)])
+def test_integer_products_are_exact(sizes, narrow):
+    """In whole steps nothing is rounded; the largest numbers side by side would pass 16 bits in finer ones."""
+    generator = torch.Generator().manual_seed(9)
+    weight = torch.randint(-127, 128, sizes, generator=generator).float()
+    x = torch.randint(-64, 65, (33, sizes[1]), generator=generator).float()
+    weight[:, :2], x[:, :2] = 127, 64
+    if not narrow:
+        x[:, 2:] += torch.randint(-63, 64, x[:, 2:].shape, generator=generator) / 128
+        x.clamp_(-64, 64)
+    weight[3], x[5] = 0, 0
+    found = IntegerLinear(weight, narrow=narrow)(x, "decode")
+    torch.testing.assert_close(found.double(), x.double() @ weight.double().t(), rtol=1e-6, atol=0.01)
+
+
+def test_wide_integer_products_have_14_bits():
+    generator = torch.Generator().manual_seed(10)
+    weight = torch.eye(64)
+    x = torch.randn(8, 64, generator=generator)
+    x[:, 0] = 100  # an outlier: 7 bits leave nothing of the others
+    wide, narrow = IntegerLinear(weight)(x, "decode"), IntegerLinear(weight, narrow=True)(x, "decode")
+    assert (wide - x).abs().max() < 100 / 64 / 128
+    assert (narrow - x).abs().max() > 0.5
+
+
+@pytest.mark.parametrize("hidden_size", [48, 576, 1500, 7])
+def test_a_turned_stream_gives_the_same_sums(hidden_size):
+    generator = torch.Generator().manual_seed(11)
+    basis = Basis(hidden_size)
+    x = torch.randn(9, hidden_size, generator=generator)
+    torch.testing.assert_close(basis.leave(basis.enter(x)), x, rtol=0, atol=2e-3)
+    norm = torch.rand(hidden_size, generator=generator) + 0.5
+    read = torch.randn(20, hidden_size, generator=generator)
+    expected = (x * norm) @ read.t()
+    found = basis.enter(x).double() @ basis.reading(read, norm).t()
+    torch.testing.assert_close(found, expected.double(), rtol=0, atol=0.02)
+    write, offsets = torch.randn(hidden_size, 20, generator=generator), torch.randn(hidden_size)
+    inner = torch.randn(9, 20, generator=generator)
+    added = inner.double() @ basis.writing(write).t() + basis.writing(offsets)
+    torch.testing.assert_close(basis.leave(added.float()), inner @ write.t() + offsets, rtol=0, atol=0.02)
+    for rows in range(1, 10):
+        assert torch.equal(basis.enter(x[9 - rows :]), basis.enter(x)[9 - rows :])
+
+
+@pytest.mark.parametrize("packing", ["int4", OTHER_INT8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_head_ranks_what_bfloat16_cannot_tell_apart(packing, dtype):
+def test_the_head_ranks_what_bfloat16_cannot_tell_apart(packing, dtype, monkeypatch):
+    packing = _for_machine(packing, monkeypatch)
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(4096, 64, generator=generator).to(dtype)
     x = torch.randn(40, 64, generator=generator) * 3
@@ -79,31 +139,50 @@ def test_the_head_ranks_what_bfloat16_cannot_tell_apart(packing, dtype):
         assert torch.equal(head(x[40 - rows :], "decode"), found[40 - rows :])
 
 
-@pytest.fixture(scope="module", params=PACKINGS)
-def decoder(request, tiny_model_dir):
+@pytest.fixture(params=PACKINGS)
+def decoder(request, tiny_model_dir, monkeypatch):
+    packing = _for_machine(request.param, monkeypatch)
     # Head sizes and widths of the default model, so that its kernels' paths are taken.
     path = tiny_model_dir(hidden_size=576, num_heads=9, num_kv_heads=3, num_layers=2, max_positions=512)
-    return _checked(
-        load_decoder(path, dtype=torch.bfloat16, device=CPU, packing=request.param), request.param
-    )
+    return _checked(load_decoder(path, dtype=torch.bfloat16, device=CPU, packing=packing), packing)
 
 
 def _checked(decoder, packing):
     expected = decoder_bytes(decoder.config, torch.bfloat16, CPU, packing=packing)
-    held = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors(decoder._weights)}
+    held = {thing.data_ptr(): thing.nbytes for thing in _tensors(decoder._weights)}
     assert sum(held.values()) == expected
     return decoder
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_memory_is_foretold_where_the_head_is_tied(packing, tiny_model_dir):
+def test_memory_is_foretold_where_the_head_is_tied(packing, tiny_model_dir, monkeypatch):
+    packing = _for_machine(packing, monkeypatch)
     path = tiny_model_dir(hidden_size=48, num_heads=3, num_kv_heads=3, tied=True)  # 48: no groups of 32
     _checked(load_decoder(path, dtype=torch.bfloat16, device=CPU, packing=packing), packing)
+
+
+class _Packed(NamedTuple):
+    """What an integer layer's kernel holds out of sight."""
+
+    layer: IntegerLinear
+
+    def data_ptr(self):
+        return id(self.layer)
+
+    @property
+    def nbytes(self):
+        levels, offset = torch.ops.quantized.linear_unpack(self.layer._packed)
+        assert offset is None
+        assert levels.shape == (self.layer.out_features, self.layer.in_features)
+        return levels.nbytes + 12 * len(levels)
 
 
 def _tensors(thing):
     if isinstance(thing, torch.Tensor):
         yield thing
+    elif isinstance(thing, IntegerLinear):
+        yield _Packed(thing)
+        yield from _tensors(thing._bias)
     elif isinstance(thing, list):
         for item in thing:
             yield from _tensors(item)

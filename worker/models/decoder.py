@@ -14,6 +14,7 @@ from torch import Tensor
 
 from worker.kv_cache import KVCache
 from worker.models.attention import AttentionPlan, Placement, PrefillPlan, Segment, addresses
+from worker.models.basis import Basis
 from worker.models.config import DecoderConfig
 from worker.models.linear import Linear, Phase
 from worker.models.norm import RmsNorm
@@ -49,6 +50,8 @@ class DecoderWeights:
     layers: list[DecoderLayer]
     final_norm: RmsNorm
     head: Linear
+    basis: Basis | None = None
+    """What the layers' weights are made for; None: the model's own."""
 
 
 class FeatureTap:
@@ -60,10 +63,13 @@ class FeatureTap:
         self._wanted = frozenset(layers)
         self._states: dict[int, Tensor] = {}
 
-    def offer(self, num_layers: int, hidden: Tensor) -> None:
-        """Called by a forward after each layer, `hidden` `[rows, hidden_size]`."""
-        if num_layers in self._wanted:
-            self._states[num_layers] = hidden
+    def wants(self, num_layers: int) -> bool:
+        """Whether the hidden states after so many layers were asked for."""
+        return num_layers in self._wanted
+
+    def keep(self, num_layers: int, hidden: Tensor) -> None:
+        """Called by a forward, `hidden` `[rows, hidden_size]`."""
+        self._states[num_layers] = hidden
 
     def take(self) -> list[Tensor]:
         """Return the latest forward's states in the order asked for, `[rows, hidden_size]` each."""
@@ -150,11 +156,13 @@ class Decoder:
         tap: FeatureTap | None = None,
     ) -> Tensor:  # [rows, hidden_size]
         """Compute rows that have been placed: `forward` without its checks, and without anything from the host."""
-        config, rows = self.config, len(token_ids)
+        config, rows, basis = self.config, len(token_ids), self._weights.basis
         num_heads, num_turning = config.num_heads, config.num_heads + config.num_kv_heads
         positions, places, plan = placement
         turns = self._turns.at(positions, num_turning, num_turning + config.num_kv_heads)
         x = self._weights.embedding.index_select(0, token_ids)  # [rows, hidden_size]
+        if basis is not None:
+            x = basis.enter(x)
         for index, (layer, layer_kv) in enumerate(zip(self._weights.layers, kv.layers, strict=True)):
             heads = layer.qkv(layer.input_norm(x), phase).view(rows, -1, config.head_dim)
             if layer.head_norm is not None:
@@ -167,9 +175,9 @@ class Decoder:
             x = x + layer.output(attended, phase)
             gate, up = layer.gate_up(layer.post_attention_norm(x), phase).chunk(2, dim=1)
             x = x + layer.down(F.silu(gate).mul_(up), phase)
-            if tap is not None:
-                tap.offer(index + 1, x)
-        return self._weights.final_norm(x)
+            if tap is not None and tap.wants(index + 1):
+                tap.keep(index + 1, x if basis is None else basis.leave(x))
+        return self._weights.final_norm(x if basis is None else basis.leave(x))
 
     def _plan(self, segments: Sequence[Segment], kv: KVCache, phase: Phase) -> AttentionPlan:
         window = self.config.sliding_window

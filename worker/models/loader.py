@@ -13,8 +13,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from worker.models import integer
+from worker.models.basis import Basis, basis_bytes
 from worker.models.config import DecoderConfig, ModelError, read_config
 from worker.models.decoder import Decoder, DecoderLayer, DecoderWeights
+from worker.models.integer import IntegerLinear
 from worker.models.linear import Linear, linear_bytes, make_linear
 from worker.models.norm import RmsNorm
 from worker.models.packed import Packing, RefinedHead, pack_linear, packed_bytes
@@ -62,11 +65,17 @@ def decoder_bytes(
     norms = 2 * hidden * wide + (queries + keys if config.qk_norm else 0) * dtype.itemsize
     embedding = config.vocab_size * hidden * wide
     head = linear(config.vocab_size, hidden, False)
-    if packing and not config.tie_word_embeddings:
+    if _is_integer(packing):
+        head += basis_bytes(hidden)
+    elif packing and not config.tie_word_embeddings:
         head += config.vocab_size * hidden * dtype.itemsize
     if not packing and config.tie_word_embeddings:
         head -= embedding
     return embedding + head + config.num_layers * (layer + norms) + hidden * wide
+
+
+def _is_integer(packing: Packing | None) -> bool:
+    return packing == "int8" and integer.is_available()
 
 
 def output_weight(path: Path) -> Tensor:  # [vocab_size, hidden_size], as stored
@@ -133,6 +142,7 @@ class _Checkpoint:
         self._wide = torch.float32 if packing else dtype
         self._packing = packing
         self._device = device
+        self._basis = Basis(config.hidden_size) if _is_integer(packing) else None
         self._files = tensor_files(path)  # tensor name -> file
         self._open: dict[Path, Any] = {}
 
@@ -152,6 +162,7 @@ class _Checkpoint:
             layers=[self._layer(f"model.layers.{index}.") for index in range(config.num_layers)],
             final_norm=self._norm("model.norm.weight"),
             head=self._head(head_weight),
+            basis=self._basis,
         )
         unused = sorted(name for name in self._files if not name.endswith("rotary_emb.inv_freq"))
         if unused:
@@ -164,24 +175,29 @@ class _Checkpoint:
         config = self._config
         queries = config.num_heads * config.head_dim
         keys = config.num_kv_heads * config.head_dim
-        hidden, inner = config.hidden_size, config.intermediate_size
+        inner = config.intermediate_size
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-        qkv_names = [f"{attention}{name}_proj" for name in "qkv"]
-        gate_up_names = [f"{mlp}gate_proj", f"{mlp}up_proj"]
+        input_norm, qkv = self._behind_norm(
+            f"{prefix}input_layernorm.weight",
+            [f"{attention}{name}_proj" for name in "qkv"],
+            [queries, keys, keys],
+            bias=config.qkv_bias,
+            paired_heads=[config.num_heads, config.num_kv_heads],
+        )
+        post_attention_norm, gate_up = self._behind_norm(
+            f"{prefix}post_attention_layernorm.weight",
+            [f"{mlp}gate_proj", f"{mlp}up_proj"],
+            [inner, inner],
+            bias=config.mlp_bias,
+        )
         return DecoderLayer(
-            input_norm=self._norm(f"{prefix}input_layernorm.weight"),
+            input_norm=input_norm,
             head_norm=self._head_norm(attention) if config.qk_norm else None,
-            qkv=self._fused(
-                qkv_names,
-                [queries, keys, keys],
-                hidden,
-                bias=config.qkv_bias,
-                paired_heads=[config.num_heads, config.num_kv_heads],
-            ),
-            output=self._fused([f"{attention}o_proj"], [hidden], queries, bias=config.output_bias),
-            post_attention_norm=self._norm(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self._fused(gate_up_names, [inner, inner], hidden, bias=config.mlp_bias),
-            down=self._fused([f"{mlp}down_proj"], [hidden], inner, bias=config.mlp_bias),
+            qkv=qkv,
+            output=self._adding(f"{attention}o_proj", queries, bias=config.output_bias),
+            post_attention_norm=post_attention_norm,
+            gate_up=gate_up,
+            down=self._adding(f"{mlp}down_proj", inner, bias=config.mlp_bias),
         )
 
     def _head(self, weight: Tensor) -> Linear:
@@ -190,8 +206,11 @@ class _Checkpoint:
             placed = weight.to(self._device, self._dtype)
             head = make_linear(placed, None, self._dtype, self._device)
             return RefinedHead(head, placed) if self._dtype in HALF_DTYPES else head
+        packed = pack_linear(weight, None, self._packing)
+        if isinstance(packed, IntegerLinear):
+            return packed  # its results are float32
         exact = weight if self._config.tie_word_embeddings else weight.to(self._device, self._dtype)
-        return RefinedHead(pack_linear(weight, None, self._packing), exact)
+        return RefinedHead(packed, exact)
 
     def _head_norm(self, attention: str) -> Tensor:  # [num_heads + num_kv_heads, head_dim]
         """Lay the norms of query and key heads out like the heads, so that one multiplication does both."""
@@ -203,16 +222,40 @@ class _Checkpoint:
         heads = (config.num_heads, config.num_kv_heads)
         return torch.cat([norm.expand(n, -1) for norm, n in zip(norms, heads, strict=True)]).contiguous()
 
-    def _fused(
+    def _behind_norm(
+        self,
+        norm_name: str,
+        names: list[str],
+        widths: list[int],
+        *,
+        bias: bool,
+        paired_heads: Sequence[int] = (),
+    ) -> tuple[RmsNorm, Linear]:
+        """Read a norm, and stack the projections behind it into one."""
+        norm = self._placed(norm_name, self._config.hidden_size)
+        weight, offsets = self._stacked(names, widths, self._config.hidden_size, bias, paired_heads)
+        if self._basis is not None:
+            weight, norm = self._basis.reading(weight, norm), torch.ones_like(norm)
+        linear = self._project(weight, offsets, narrow=self._basis is not None)
+        return RmsNorm(norm, self._config.rms_norm_eps), linear
+
+    def _adding(self, name: str, in_features: int, *, bias: bool) -> Linear:
+        """Read a projection whose result is added to the stream."""
+        weight, offsets = self._stacked([name], [self._config.hidden_size], in_features, bias)
+        if self._basis is not None:
+            weight = self._basis.writing(weight)
+            offsets = None if offsets is None else self._basis.writing(offsets)
+        return self._project(weight, offsets)
+
+    def _stacked(
         self,
         names: list[str],
         widths: list[int],
         in_features: int,
-        *,
         bias: bool,
         paired_heads: Sequence[int] = (),
-    ) -> Linear:
-        """Stack projections that read the same input into one.
+    ) -> tuple[Tensor, Tensor | None]:  # [sum of widths, in_features], [sum of widths]
+        """Read projections of the same input.
 
         The first of them give so many heads each as `paired_heads` says, which get the layout of pairs.
         """
@@ -227,10 +270,12 @@ class _Checkpoint:
         )
         for parts in (weights, biases):
             parts[: len(paired_heads)] = map(pair_up, parts, paired_heads)
-        weight, stacked_bias = torch.cat(weights), torch.cat(biases) if bias else None
+        return torch.cat(weights), torch.cat(biases) if bias else None
+
+    def _project(self, weight: Tensor, bias: Tensor | None, *, narrow: bool = False) -> Linear:
         if self._packing:
-            return pack_linear(weight, stacked_bias, self._packing)
-        return make_linear(weight, stacked_bias, self._dtype, self._device)
+            return pack_linear(weight, bias, self._packing, narrow=narrow)
+        return make_linear(weight, bias, self._dtype, self._device)
 
     def _norm(self, name: str) -> RmsNorm:
         return RmsNorm(self._placed(name, self._config.hidden_size), self._config.rms_norm_eps)

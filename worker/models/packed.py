@@ -2,7 +2,8 @@
 
 torch's own kernels compute a row bit for bit the same whatever the number of rows, so a verify row equals the plain
 one, and they read a quarter or an eighth of float32's bytes, which is what a single row costs. The same kernels serve
-prefill. What is lost is precision of the weights: docs/decisions-model.md has the figures.
+prefill. On x86 int8 is integer products instead (`worker.models.integer`). What is lost is precision of the weights:
+docs/decisions-model.md has the figures.
 """
 
 from typing import Literal
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worker.models import integer
+from worker.models.integer import IntegerLinear, integer_bytes
 from worker.models.linear import Linear, Phase
 
 Packing = Literal["int8", "int4"]
@@ -81,8 +84,10 @@ class RefinedHead:
         return logits.scatter_(1, best, (weights * x.float().unsqueeze(1)).sum(dim=-1))
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, packing: Packing) -> Linear:
-    """Pack a projection; inputs that do not fill int4's groups are kept in int8."""
+def pack_linear(weight: Tensor, bias: Tensor | None, packing: Packing, *, narrow: bool = False) -> Linear:
+    """Pack a projection; inputs that do not fill int4's groups are kept in int8. `narrow`: see `IntegerLinear`."""
+    if packing == "int8" and integer.is_available():
+        return IntegerLinear(weight, bias, narrow=narrow)
     if packing == "int4" and weight.shape[1] % GROUP == 0:
         return Int4Linear(weight, bias)
     return Int8Linear(weight, bias)
@@ -116,6 +121,8 @@ def pack_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
 def packed_bytes(out_features: int, in_features: int, *, bias: bool, packing: Packing) -> int:
     """Return what `pack_linear` will take for these sizes."""
     offsets = 2 * out_features if bias else 0
+    if packing == "int8" and integer.is_available():
+        return integer_bytes(out_features, in_features, bias=bias)
     if packing == "int4" and in_features % GROUP == 0:
         padded = out_features + -out_features % PADDED_ROWS
         return padded * (in_features // 2 + 4 * in_features // GROUP) + offsets

@@ -1,0 +1,86 @@
+"""Projections by integer products on the CPU: int8 weights, activations in whole steps of their row's largest.
+
+Sums of integers are exact in any order, so a row is bit for bit the same whatever comes with it (the exact grade,
+DESIGN §7), and the kernel (FBGEMM, torch's own on x86) is free to block rows as it likes: eight rows take little longer
+than one. Pairs of products must fit 16 bits on machines without VNNI: activations have 64 steps to either side of zero.
+
+`narrow` is one product of these 7 bits, for inputs without outliers (`worker.models.basis`). Without it two products,
+of steps and of 128ths of a step, give 14 bits; both are rows of one call, which reads the weight once. Knows nothing
+about what the layer is for.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from worker.models.linear import Phase
+
+STEPS = 64
+"""Activations become -64…64, stored as 0…128: 2 · 128 · 127 still fits the kernel's 16-bit pairs (FBGEMM on AVX2)."""
+FINE = 128
+LEVELS = 127
+LEAST = 1e-30
+"""Stands for the largest number of a row of zeros."""
+
+
+def is_available() -> bool:
+    """Whether torch has the kernel here, vectorised."""
+    is_fast = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return is_fast and "fbgemm" in torch.backends.quantized.supported_engines
+
+
+class IntegerLinear:
+    """An int8 weight `[out_features, in_features]` with a float32 scale per output row."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, narrow: bool = False) -> None:
+        """Pack a floating weight; it is not kept."""
+        self.out_features, self.in_features = weight.shape
+        self._is_narrow = narrow
+        levels, scales = pack_levels(weight)
+        zeros = torch.zeros(self.out_features, dtype=torch.long)
+        with warnings.catch_warnings():
+            # Quantised tensors will go some day (pytorch 184982); torch is pinned, and `onednn::qlinear_pointwise`
+            # would give the same integers, on AVX2 at half the speed.
+            warnings.simplefilter("ignore", UserWarning)
+            quantised = torch._make_per_channel_quantized_tensor(levels, scales.double(), zeros, 0)
+        self._packed = torch.ops.quantized.linear_prepack(quantised, None)
+        self._bias = None if bias is None else bias.float()  # [out_features]
+
+    def __call__(self, x: Tensor, phase: Phase) -> Tensor:
+        """See `Linear`; the result is float32 whatever x is."""
+        x = x.float()
+        peaks = x.abs().amax(dim=1, keepdim=True).clamp_(min=LEAST)  # [rows, 1]
+        y = self._narrow(x / peaks) if self._is_narrow else self._wide(x / peaks)
+        y.mul_(peaks)
+        return y if self._bias is None else y.add_(self._bias)
+
+    def _narrow(self, shares: Tensor) -> Tensor:
+        return self._product(shares, 1 / STEPS)
+
+    def _wide(self, shares: Tensor) -> Tensor:
+        rows = len(shares)
+        shares.mul_(STEPS)
+        both = shares.new_empty(2 * rows, self.in_features)  # whole steps, then what is left in 128ths
+        whole = torch.round(shares, out=both[:rows])
+        torch.sub(shares, whole, out=both[rows:]).mul_(FINE)
+        y = self._product(both, 1.0)
+        return torch.add(y[:rows], y[rows:], alpha=1 / FINE).mul_(1 / STEPS)
+
+    def _product(self, x: Tensor, step: float) -> Tensor:
+        """Round x to whole steps and multiply → float32."""
+        y: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            x, step, STEPS, self._packed
+        )
+        return y
+
+
+def pack_levels(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return int8 levels `[out_features, in_features]` and the float32 scale of each row."""
+    scales = (weight.abs().amax(dim=1) / LEVELS).clamp(min=LEAST).float()
+    return (weight / scales.unsqueeze(1)).round().clamp(-LEVELS, LEVELS).to(torch.int8), scales
+
+
+def integer_bytes(out_features: int, in_features: int, *, bias: bool) -> int:
+    """Return about what `IntegerLinear` takes: levels, and scale, zero point and sum of each row."""
+    return out_features * (in_features + 12 + (4 if bias else 0))
