@@ -38,8 +38,8 @@ class ModelConfig(Section):
     """Name in the API; None takes the directory's name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "float64", "bfloat16", "int8", "int4"] = "auto"
-    """`int4` and `int8`: packed weights on the CPU, the exact grade; int8 is the faster one where several requests run at
-    once. `auto`: bfloat16 on a GPU, int4 on a CPU (float32 on one without AVX2)."""
+    """`int4` and `int8`: packed weights on the CPU, the exact grade; int8 is faster where several requests run at once.
+    `auto`: bfloat16 on a GPU, int4 on a CPU (float32 on one without AVX2)."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for the model; 0 takes the cores that this process really has."""
 

@@ -50,27 +50,21 @@ class IntegerLinear:
     def __call__(self, x: Tensor, phase: Phase) -> Tensor:
         """See `Linear`; the result is float32 whatever x is."""
         x = x.float()
-        peaks = x.abs().amax(dim=1, keepdim=True).clamp_(min=LEAST)  # [rows, 1]
-        y = self._narrow(x / peaks) if self._is_narrow else self._wide(x / peaks)
-        y.mul_(peaks)
+        units = x.abs().amax(dim=1, keepdim=True).clamp_(min=LEAST).mul_(1 / STEPS)  # [rows, 1]
+        steps = x / units
+        y = (self._product(steps) if self._is_narrow else self._wide(steps)).mul_(units)
         return y if self._bias is None else y.add_(self._bias)
 
-    def _narrow(self, shares: Tensor) -> Tensor:
-        return self._product(shares, 1 / STEPS)
+    def _wide(self, steps: Tensor) -> Tensor:
+        whole = steps.round()
+        left = steps.sub_(whole).mul_(FINE)
+        coarse, fine = self._product(torch.cat((whole, left))).chunk(2)
+        return torch.add(coarse, fine, alpha=1 / FINE)
 
-    def _wide(self, shares: Tensor) -> Tensor:
-        rows = len(shares)
-        shares.mul_(STEPS)
-        both = shares.new_empty(2 * rows, self.in_features)  # whole steps, then what is left in 128ths
-        whole = torch.round(shares, out=both[:rows])
-        torch.sub(shares, whole, out=both[rows:]).mul_(FINE)
-        y = self._product(both, 1.0)
-        return torch.add(y[:rows], y[rows:], alpha=1 / FINE).mul_(1 / STEPS)
-
-    def _product(self, x: Tensor, step: float) -> Tensor:
-        """Round x to whole steps and multiply → float32."""
+    def _product(self, steps: Tensor) -> Tensor:
+        """Round to whole steps and multiply → float32."""
         y: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x, step, STEPS, self._packed
+            steps, 1.0, STEPS, self._packed
         )
         return y
 
