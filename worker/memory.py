@@ -13,8 +13,8 @@ import torch
 
 from worker.kv_cache import kv_cache_bytes
 from worker.models.config import DecoderConfig
-from worker.models.loader import decoder_bytes
 from worker.models.packed import Packing
+from worker.models.sizes import decoder_bytes
 
 LOGITS_COPIES = 10
 """Arrays of the logits' size that drawing with every filter holds at once."""

@@ -9,8 +9,9 @@ from worker.models import integer
 from worker.models.attention import Segment
 from worker.models.basis import Basis
 from worker.models.integer import IntegerLinear
-from worker.models.loader import decoder_bytes, load_decoder
+from worker.models.loader import load_decoder
 from worker.models.packed import RefinedHead, pack_groups, pack_linear, pack_rows
+from worker.models.sizes import decoder_bytes
 
 CPU = torch.device("cpu")
 OTHER_INT8 = "int8, not on x86"

@@ -13,14 +13,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from worker.models import integer
-from worker.models.basis import Basis, basis_bytes
+from worker.models.basis import Basis
 from worker.models.config import DecoderConfig, ModelError, read_config
 from worker.models.decoder import Decoder, DecoderLayer, DecoderWeights
 from worker.models.integer import IntegerLinear
-from worker.models.linear import Linear, linear_bytes, make_linear
+from worker.models.linear import Linear, make_linear
 from worker.models.norm import RmsNorm
-from worker.models.packed import Packing, RefinedHead, pack_linear, packed_bytes
+from worker.models.packed import Packing, RefinedHead, is_integer, pack_linear
 from worker.models.rope import pair_up
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
@@ -45,37 +44,6 @@ def load_decoder(
     config = read_config(path)
     with torch.no_grad():
         return Decoder(config, _Checkpoint(path, config, dtype, device, packing).weights(), dtype)
-
-
-def decoder_bytes(
-    config: DecoderConfig, dtype: torch.dtype, device: torch.device, *, packing: Packing | None = None
-) -> int:
-    """Return what the weights of `load_decoder` will take in memory."""
-    wide = torch.float32.itemsize if packing else dtype.itemsize
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-
-    def linear(out_features: int, in_features: int, bias: bool) -> int:
-        if packing:
-            return packed_bytes(out_features, in_features, bias=bias, packing=packing)
-        return linear_bytes(out_features, in_features, bias=bias, dtype=dtype, device=device)
-
-    layer = linear(queries + 2 * keys, hidden, config.qkv_bias) + linear(hidden, queries, config.output_bias)
-    layer += linear(2 * inner, hidden, config.mlp_bias) + linear(hidden, inner, config.mlp_bias)
-    norms = 2 * hidden * wide + (queries + keys if config.qk_norm else 0) * dtype.itemsize
-    embedding = config.vocab_size * hidden * wide
-    head = linear(config.vocab_size, hidden, False)
-    if _is_integer(packing):
-        head += basis_bytes(hidden)
-    elif packing and not config.tie_word_embeddings:
-        head += config.vocab_size * hidden * dtype.itemsize
-    if not packing and config.tie_word_embeddings:
-        head -= embedding
-    return embedding + head + config.num_layers * (layer + norms) + hidden * wide
-
-
-def _is_integer(packing: Packing | None) -> bool:
-    return packing == "int8" and integer.is_available()
 
 
 def output_weight(path: Path) -> Tensor:  # [vocab_size, hidden_size], as stored
@@ -142,7 +110,7 @@ class _Checkpoint:
         self._wide = torch.float32 if packing else dtype
         self._packing = packing
         self._device = device
-        self._basis = Basis(config.hidden_size) if _is_integer(packing) else None
+        self._basis = Basis(config.hidden_size) if is_integer(packing) else None
         self._files = tensor_files(path)  # tensor name -> file
         self._open: dict[Path, Any] = {}
 

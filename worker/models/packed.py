@@ -84,9 +84,14 @@ class RefinedHead:
         return logits.scatter_(1, best, (weights * x.float().unsqueeze(1)).sum(dim=-1))
 
 
+def is_integer(packing: Packing | None) -> bool:
+    """Whether projections are integer products here (`worker.models.integer`)."""
+    return packing == "int8" and integer.is_available()
+
+
 def pack_linear(weight: Tensor, bias: Tensor | None, packing: Packing, *, narrow: bool = False) -> Linear:
     """Pack a projection; inputs that do not fill int4's groups are kept in int8. `narrow`: see `IntegerLinear`."""
-    if packing == "int8" and integer.is_available():
+    if is_integer(packing):
         return IntegerLinear(weight, bias, narrow=narrow)
     if packing == "int4" and weight.shape[1] % GROUP == 0:
         return Int4Linear(weight, bias)
@@ -121,7 +126,7 @@ def pack_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
 def packed_bytes(out_features: int, in_features: int, *, bias: bool, packing: Packing) -> int:
     """Return what `pack_linear` will take for these sizes."""
     offsets = 2 * out_features if bias else 0
-    if packing == "int8" and integer.is_available():
+    if is_integer(packing):
         return integer_bytes(out_features, in_features, bias=bias)
     if packing == "int4" and in_features % GROUP == 0:
         padded = out_features + -out_features % PADDED_ROWS
