@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from worker.models.linear import is_vectorised
 from worker.models.packed import Packing
 
 _DTYPES = {
@@ -18,7 +19,6 @@ _DTYPES = {
     "int8": torch.bfloat16,
     "int4": torch.bfloat16,
 }
-FAST_PACKED_CAPABILITIES = ("AVX2", "AVX512")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -50,16 +50,11 @@ def choose_precision(name: str, device: torch.device) -> Precision:
         ValueError: int8 or int4 on a GPU: the packed kernels are the CPU's.
     """
     if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "int4" if _has_fast_packed_kernels() else "float32"
+        name = "bfloat16" if device.type == "cuda" else "int4" if is_vectorised() else "float32"
     packing: Packing | None = "int8" if name == "int8" else "int4" if name == "int4" else None
     if packing and device.type != "cpu":
         raise ValueError(f"model.dtype {name} runs on the CPU only (use bfloat16 or auto)")
     return Precision(name, _DTYPES[name], packing)
-
-
-def _has_fast_packed_kernels() -> bool:
-    """Whether torch's packed kernels are vectorised here: elsewhere they are slower than float32."""
-    return torch.backends.cpu.get_cpu_capability() in FAST_PACKED_CAPABILITIES
 
 
 def available_cores(quota_file: Path = _CGROUP_QUOTA) -> int:

@@ -8,9 +8,9 @@ import torch
 from worker.models import integer
 from worker.models.attention import Segment
 from worker.models.basis import Basis
-from worker.models.integer import IntegerLinear
+from worker.models.integer import IntegerLinear, pack_rows
 from worker.models.loader import load_decoder
-from worker.models.packed import RefinedHead, pack_groups, pack_linear, pack_rows
+from worker.models.packed import RefinedHead, pack_groups, pack_linear
 from worker.models.sizes import decoder_bytes
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def _for_machine(packing, monkeypatch):
 def test_packing_loses_at_most_half_a_level():
     weight = torch.randn(300, 64, generator=torch.Generator().manual_seed(0))
     weight[7] = 0
-    levels, scales = pack_rows(weight)
+    levels, scales = pack_rows(weight, torch.bfloat16)
     error = (levels.float() * scales.float().unsqueeze(1) - weight).abs()
     # Half a level, and what a scale rounded down cuts off the largest weight of a row.
     assert (error <= scales.float().unsqueeze(1) * 0.76).all()
@@ -114,7 +114,8 @@ def test_a_turned_stream_gives_the_same_sums(hidden_size):
     expected = (x * norm) @ read.t()
     found = basis.enter(x).double() @ basis.reading(read, norm).t()
     torch.testing.assert_close(found, expected.double(), rtol=0, atol=0.02)
-    write, offsets = torch.randn(hidden_size, 20, generator=generator), torch.randn(hidden_size)
+    write = torch.randn(hidden_size, 20, generator=generator)
+    offsets = torch.randn(hidden_size, generator=generator)
     inner = torch.randn(9, 20, generator=generator)
     added = inner.double() @ basis.writing(write).t() + basis.writing(offsets)
     torch.testing.assert_close(basis.leave(added.float()), inner @ write.t() + offsets, rtol=0, atol=0.02)

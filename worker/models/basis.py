@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from worker.models.integer import IntegerLinear, integer_bytes, pack_levels
+from worker.models.integer import IntegerLinear, integer_bytes, pack_rows
 
 LARGEST_BLOCK = 1024
 """Channels that are mixed with one another: more would only take longer to load."""
@@ -72,6 +72,6 @@ def basis_bytes(hidden_size: int) -> int:
 
 def _precise(matrix: Tensor) -> IntegerLinear:
     """Pack a square matrix as the sum of two: int8 levels, and those of what they leave."""
-    levels, scales = pack_levels(matrix)
+    levels, scales = pack_rows(matrix, torch.float32)
     coarse = levels.float() * scales.unsqueeze(1)
     return IntegerLinear(torch.cat((coarse, matrix - coarse)))

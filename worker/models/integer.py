@@ -14,7 +14,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from worker.models.linear import Phase
+from worker.models.linear import Phase, is_vectorised
 
 STEPS = 64
 """Activations become -64…64, stored as 0…128: 2 · 128 · 127 still fits the kernel's 16-bit pairs (FBGEMM on AVX2)."""
@@ -26,8 +26,7 @@ LEAST = 1e-30
 
 def is_available() -> bool:
     """Whether torch has the kernel here, vectorised."""
-    is_fast = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return is_fast and "fbgemm" in torch.backends.quantized.supported_engines
+    return is_vectorised() and "fbgemm" in torch.backends.quantized.supported_engines
 
 
 class IntegerLinear:
@@ -37,7 +36,7 @@ class IntegerLinear:
         """Pack a floating weight; it is not kept."""
         self.out_features, self.in_features = weight.shape
         self._is_narrow = narrow
-        levels, scales = pack_levels(weight)
+        levels, scales = pack_rows(weight, torch.float32)
         zeros = torch.zeros(self.out_features, dtype=torch.long)
         with warnings.catch_warnings():
             # Quantised tensors will go some day (pytorch 184982); torch is pinned, and `onednn::qlinear_pointwise`
@@ -69,10 +68,13 @@ class IntegerLinear:
         return y
 
 
-def pack_levels(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int8 levels `[out_features, in_features]` and the float32 scale of each row."""
-    scales = (weight.abs().amax(dim=1) / LEVELS).clamp(min=LEAST).float()
-    return (weight / scales.unsqueeze(1)).round().clamp(-LEVELS, LEVELS).to(torch.int8), scales
+def pack_rows(weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return int8 levels `[rows, columns]` and each row's scale; levels are chosen for the scale as it is stored."""
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    scales = (weight.abs().amax(dim=1) / LEVELS).clamp(min=LEAST).to(scale_dtype)
+    # A scale that was rounded down would push the largest weight past the last level.
+    levels = (weight / scales.unsqueeze(1)).round().clamp(-LEVELS, LEVELS).to(torch.int8)
+    return levels, scales
 
 
 def integer_bytes(out_features: int, in_features: int, *, bias: bool) -> int:

@@ -15,6 +15,14 @@ FAST_ROWS = 4
 """From this many rows on MKL's float32 kernel is at its best on AVX2; 3 rows take longer than 4."""
 
 
+FAST_CAPABILITIES = ("AVX2", "AVX512")
+
+
+def is_vectorised() -> bool:
+    """Whether torch's kernels for packed weights are vectorised here: elsewhere they are slower than float32."""
+    return torch.backends.cpu.get_cpu_capability() in FAST_CAPABILITIES
+
+
 class Linear(Protocol):
     """One projection, whatever its storage."""
 

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.models import integer
-from worker.models.integer import IntegerLinear, integer_bytes
+from worker.models.integer import IntegerLinear, integer_bytes, pack_rows
 from worker.models.linear import Linear, Phase
 
 Packing = Literal["int8", "int4"]
 
-LEVELS = 127
 GROUP = 32
 """Inputs that share an int4 scale and offset: the grouping of GGUF's Q4_0 and Q4_1, so their levels are met again."""
 PADDED_ROWS = 16
@@ -33,7 +32,9 @@ class Int8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Pack a floating weight; it is not kept."""
         self.out_features, self.in_features = weight.shape
-        self._packed, self._scales = pack_rows(weight)  # [out_features, in_features] int8, [out_features]
+        self._packed, self._scales = pack_rows(
+            weight, torch.bfloat16
+        )  # [out_features, in_features] int8, [out_features]
         self._bias = None if bias is None else bias.to(torch.bfloat16)  # [out_features]
 
     def __call__(self, x: Tensor, phase: Phase) -> Tensor:
@@ -96,16 +97,6 @@ def pack_linear(weight: Tensor, bias: Tensor | None, packing: Packing, *, narrow
     if packing == "int4" and weight.shape[1] % GROUP == 0:
         return Int4Linear(weight, bias)
     return Int8Linear(weight, bias)
-
-
-def pack_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int8 levels and the bfloat16 scale of each row; levels are chosen for the scale as it is stored."""
-    weight = weight.float()
-    scales = (weight.abs().amax(dim=1) / LEVELS).to(torch.bfloat16)
-    steps = scales.float().clamp(min=torch.finfo(torch.bfloat16).tiny).unsqueeze(1)
-    # A scale that was rounded down would push the largest weight past the last level.
-    levels = (weight / steps).round().clamp(-LEVELS, LEVELS).to(torch.int8)
-    return levels.contiguous(), scales
 
 
 def pack_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
