@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from worker.config import SpecConfig, WorkerConfig
-from worker.device import available_cores, choose_device, choose_precision
+from worker.device import available_cores, choose_device, choose_precision, cpu_name
 from worker.engine import Engine
 from worker.engine_thread import EngineThread
 from worker.graphs.capture import Capture, CudaCapture
@@ -32,7 +32,7 @@ from worker.pairing import (
     load_model,
     target_cache_tokens,
 )
-from worker.profile import PROFILE_TOKENS, Profiler, load_or_measure, profile_path
+from worker.profile import PROFILE_TOKENS, Profiler, load_or_measure, profile_path, sources_digest
 from worker.protocol import LatencyProfile, SpecInfo
 from worker.scheduler import Scheduler
 from worker.self_check import check_every_tier
@@ -268,6 +268,7 @@ def _profile(config: WorkerConfig, info: SpecInfo, directory: Path, parts: _Part
         "draft_model": str(head_directory(config)) if spec.has_head else spec.draft_model_path,
         "drafter": info.drafter,
         "device": info.device,
+        "cpu": cpu_name(),
         "dtype": info.dtype,
         "graphs": _graph_batch_size(config) if parts.runner.graphs is not None else 0,
         "threads": torch.get_num_threads(),
@@ -276,7 +277,7 @@ def _profile(config: WorkerConfig, info: SpecInfo, directory: Path, parts: _Part
         "topk": info.topk,
         "batch_sizes": batch_sizes,
         "context_tokens": context_tokens,
-        "versions": [info.version, torch.__version__],
+        "versions": [sources_digest(), torch.__version__],
     }
 
     def measure() -> LatencyProfile:

@@ -20,6 +20,7 @@ _DTYPES = {
     "int4": torch.bfloat16,
 }
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CPU = Path("/proc/cpuinfo")
 
 
 def choose_device(name: str) -> torch.device:
@@ -55,6 +56,15 @@ def choose_precision(name: str, device: torch.device) -> Precision:
     if packing and device.type != "cpu":
         raise ValueError(f"model.dtype {name} runs on the CPU only (use bfloat16 or auto)")
     return Precision(name, _DTYPES[name], packing)
+
+
+def cpu_name(cpu_file: Path = _CPU) -> str:
+    """Return the processor's name and what torch uses of it; where the system does not tell, only the latter."""
+    names = [""]
+    if cpu_file.is_file():
+        lines = cpu_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        names += [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[-1]} {torch.backends.cpu.get_cpu_capability()}".strip()
 
 
 def available_cores(quota_file: Path = _CGROUP_QUOTA) -> int:

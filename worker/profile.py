@@ -50,6 +50,15 @@ def load_or_measure(path: Path, measure: Callable[[], LatencyProfile]) -> Latenc
     return profile
 
 
+def sources_digest() -> str:
+    """Return a digest of the worker's code: another version of it may take another time."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
 def profile_path(directory: Path, key: Mapping[str, object]) -> Path:
     """Return where the profile of a configuration is kept: anything that changes a round's time is in `key`."""
     text = json.dumps(key, sort_keys=True, default=str)

@@ -20,12 +20,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from bench.worker.arms import Arm, Sample, adaptive_arm, fixed_arms
 from bench.worker.host import Build, Host
 from bench.worker.peer_processes import LlamaCpp, Vllm
 from bench.worker.peers import transformers_arms
 from bench.worker.report import FLOAT32, PLAIN, TWIN, summary
 from bench.worker.workloads import SOURCES, load
+from worker.config import WorkerConfig
 from worker.device import available_cores
 from worker.models.fetch import ensure_default_model
 from worker.tokenization import Tokenizer
@@ -54,7 +57,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--drafter", default="ngram", help="spec.drafter of our arms (default ngram)")
     parser.add_argument("--draft-model", help="spec.draft_model_path of our arms")
     parser.add_argument(
-        "--topk", type=int, default=1, help="spec.topk of our arms; above 1 (trees) nothing adapts"
+        "--topk",
+        type=int,
+        default=1,
+        help="spec.topk of our arms; above 1 (trees, --drafter eagle or model) nothing adapts",
     )
     parser.add_argument("--no-peers", action="store_true", help="only our own arms")
     parser.add_argument(
@@ -63,6 +69,10 @@ def parse() -> argparse.Namespace:
         help="count the CPU time of an arm's threads, not wall time: for busy machines; implies --threads 1",
     )
     options = parser.parse_args()
+    try:
+        WorkerConfig.model_validate({"model": {"dtype": options.dtype}, "spec": spec(options)})
+    except ValidationError as error:
+        parser.error("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
     if options.cpu_time:
         options.threads = 1
     usual = ([0, 1, 3], 2, 2, 48) if options.quick else ([0, 1, 2, 3, 5, 7], 5, 6, 128)
@@ -70,6 +80,11 @@ def parse() -> argparse.Namespace:
         if getattr(options, name) is None:
             setattr(options, name, value)
     return options
+
+
+def spec(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `[spec]` that the command line has."""
+    return {"drafter": options.drafter, "draft_model_path": options.draft_model, "topk": options.topk}
 
 
 @contextmanager
@@ -85,11 +100,7 @@ def contenders(options: argparse.Namespace, missing: list[str]) -> Iterator[list
             "depths": tiers,
             "threads": options.threads,
             "concurrency": options.concurrency,
-            "drafter": {
-                "drafter": options.drafter,
-                "draft_model_path": options.draft_model,
-                "topk": options.topk,
-            },
+            "drafter": spec(options),
         }
 
     with ExitStack() as stack:
@@ -125,11 +136,15 @@ def _peers(
     elif gguf is None:
         missing.append(f"llama.cpp: not in {LLAMACPP} (make bench-llamacpp)")
     else:
-        llamacpp = LlamaCpp(LLAMACPP / "bin" / "python", gguf, tokenizer, threads=options.threads)
-        stack.callback(llamacpp.close)
-        if options.cpu_time:
-            llamacpp.count_cpu_time()
-        yield llamacpp
+        try:
+            llamacpp = LlamaCpp(LLAMACPP / "bin" / "python", gguf, tokenizer, threads=options.threads)
+        except RuntimeError as error:
+            missing.append(str(error))
+        else:
+            stack.callback(llamacpp.close)
+            if options.cpu_time:
+                llamacpp.count_cpu_time()
+            yield llamacpp
     if options.cpu_time:
         missing.append("vllm: its threads' CPU time is spread over processes")
     elif not (VLLM / "bin" / "python").exists():
@@ -137,10 +152,14 @@ def _peers(
     else:
         lookup = next((steps for most, steps in VLLM_STEPS.items() if options.concurrency <= most), 1)
         for num_steps in (0, lookup):
-            vllm = Vllm(
-                VLLM / "bin" / "python", directory, tokenizer,
-                num_steps=num_steps, concurrency=options.concurrency, threads=options.threads,
-            )  # fmt: skip
+            try:
+                vllm = Vllm(
+                    VLLM / "bin" / "python", directory, tokenizer,
+                    num_steps=num_steps, concurrency=options.concurrency, threads=options.threads,
+                )  # fmt: skip
+            except RuntimeError as error:
+                missing.append(str(error))
+                continue
             stack.callback(vllm.close)
             yield vllm
 
@@ -183,6 +202,9 @@ def main() -> int:
     settings = {
         name: getattr(options, name)
         for name in (
+            "dtype",
+            "workloads",
+            "depths",
             "threads",
             "concurrency",
             "repeats",
@@ -190,6 +212,7 @@ def main() -> int:
             "max_tokens",
             "cpu_time",
             "drafter",
+            "draft_model",
             "topk",
         )
     }

@@ -1,13 +1,14 @@
 """Peers with an environment and a process of their own: llama.cpp and vLLM's CPU build, on the same weights.
 
 Each runs a short program that reads questions as JSON lines and answers each with its number of tokens. What those
-libraries print goes elsewhere, so that nothing comes between the answers.
+libraries print goes to a file, so that nothing comes between the answers; its end is shown when a program dies.
 """
 
 import contextlib
 import json
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,6 +56,9 @@ for line in sys.stdin:
     say(sum(len(answer.outputs[0].token_ids) for answer in answers))
 """
 
+LAST_LINES = 3
+"""Of what a program printed, these are shown when it has died."""
+
 
 class LineProcess:
     """A program that answers each line of JSON with one."""
@@ -63,11 +67,12 @@ class LineProcess:
         """Start it and wait for its first line."""
         self.name = name
         self.clock: Clock = time.perf_counter
+        self._printed = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
             [str(python), "-c", _WIRE + program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._printed,
             text=True,
             env={**os.environ, **environment},
         )
@@ -81,6 +86,7 @@ class LineProcess:
             self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+        self._printed.close()
 
     def ask(self, question: Any) -> Any:
         """Return the answer to one line.
@@ -102,8 +108,11 @@ class LineProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
+            status = self._process.wait()
+            self._printed.seek(0)
+            last = " / ".join(self._printed.read().strip().splitlines()[-LAST_LINES:])
             self.close()
-            raise RuntimeError(f"{self.name} ended with status {self._process.returncode}")
+            raise RuntimeError(f"{self.name}: ended with status {status}: {last}")
         return json.loads(line)
 
 
@@ -149,10 +158,11 @@ class Vllm(LineProcess):
     ) -> None:
         """Start it, which takes minutes; `num_steps` 0 is plain, `concurrency` the prompts that it answers at once."""
         name = f"vllm ngram {num_steps}" if num_steps else "vllm"
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
         intel_openmp = python.parents[1] / "lib" / "libiomp5.so"
         super().__init__(
             name, python, _VLLM, str(model), str(concurrency), str(num_steps),
-            VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND=f"0-{threads - 1}", HF_HUB_OFFLINE="1",
+            VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND=cores, HF_HUB_OFFLINE="1",
             LD_PRELOAD=str(intel_openmp) if intel_openmp.exists() else "",
         )  # fmt: skip
         self._tokenizer = tokenizer

@@ -131,10 +131,10 @@ sys.exit(3)
 """
     peer = LineProcess("peer", Path(sys.executable), program)
     assert peer.ask([1, 2, 3]) == 3
-    with pytest.raises(RuntimeError, match="peer ended with status 3"):
+    with pytest.raises(RuntimeError, match="peer: ended with status 3"):
         peer.ask([1])
 
 
 def test_a_peer_that_cannot_be_imported_is_told():
-    with pytest.raises(RuntimeError, match="peer ended with status 1"):
+    with pytest.raises(RuntimeError, match="peer: ended with status 1: .*no_such_library"):
         LineProcess("peer", Path(sys.executable), "import no_such_library")

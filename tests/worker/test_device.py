@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker.device import Precision, available_cores, choose_device, choose_precision
+from worker.device import Precision, available_cores, choose_device, choose_precision, cpu_name
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -42,3 +42,12 @@ def test_a_quota_cuts_the_cores(tmp_path):
     for content, expected in [("max 100000", whole), ("100000 100000", 1), ("50000 100000", 1)]:
         quota.write_text(content)
         assert available_cores(quota) == expected
+
+
+def test_cpu_name_tells_the_model_and_what_torch_uses_of_it(tmp_path):
+    capability = torch.backends.cpu.get_cpu_capability()
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2.00GHz\nflags\t: avx2\n")
+    assert cpu_name(info) == f"Some CPU @ 2.00GHz {capability}"
+    info.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
+    assert cpu_name(info) == cpu_name(tmp_path / "missing") == capability

@@ -1,5 +1,7 @@
 """The exact grade: with packed weights a row is bit for bit the same whatever comes with it."""
 
+import subprocess
+import sys
 from typing import NamedTuple
 
 import pytest
@@ -176,7 +178,36 @@ class _Packed(NamedTuple):
         levels, offset = torch.ops.quantized.linear_unpack(self.layer._packed)
         assert offset is None
         assert levels.shape == (self.layer.out_features, self.layer.in_features)
-        return levels.nbytes + 12 * len(levels)
+        rows, columns = levels.shape
+        return rows * (columns + -columns % 512 + 12)  # whole blocks: see the test below
+
+
+RESIDENT = """
+import ctypes, gc, sys
+import torch
+from worker.models.integer import IntegerLinear, integer_bytes
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+rows, columns = map(int, sys.argv[1:])
+weight = torch.ones(rows, columns)
+kept = [IntegerLinear(weight)]
+before = resident()
+kept += [IntegerLinear(weight) for _ in range(16)]
+print((resident() - before) / 16 / integer_bytes(rows, columns, bias=False))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux what is resident")
+@pytest.mark.parametrize("columns", [512, 576])
+def test_an_integer_layer_takes_what_is_foretold(columns):
+    if not integer.is_available():
+        pytest.skip("torch has no kernel for it here")
+    run = subprocess.run(
+        [sys.executable, "-c", RESIDENT, "4096", str(columns)], capture_output=True, text=True
+    )
+    assert float(run.stdout) == pytest.approx(1, abs=0.1), run.stderr
 
 
 def _tensors(thing):

@@ -49,6 +49,16 @@ def test_every_cell_is_measured_and_kept(make_rig, tmp_path, drafter, draft, top
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_another_version_of_the_code_measures_anew(make_rig, tmp_path, monkeypatch):
+    engine = {"profile_seconds": 0.01, "profile_dir": str(tmp_path), "max_running_requests": 1}
+    make_rig(engine=engine)
+    make_rig(engine=engine)
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr("worker.build.sources_digest", lambda: "another")
+    make_rig(engine=engine)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_read_only_directory_is_no_reason_not_to_start(make_rig, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

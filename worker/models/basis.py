@@ -12,15 +12,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from worker.models.integer import IntegerLinear, integer_bytes, pack_rows
+from worker.models.integer import ROWS_AT_ONCE, IntegerLinear, integer_bytes, pack_rows
 
 LARGEST_BLOCK = 1024
-"""Channels that are mixed with one another: more would only take longer to load."""
+"""Channels that are mixed with one another. More would spread outliers wider still (with 4096 channels, one of them 400
+times the others, a row's error falls from 7 to 4.5 %), but a matrix of their square has to be made at start."""
 
 
 @lru_cache(maxsize=8)
 def orthogonal(size: int) -> Tensor:  # [size, size] float64
-    """Return Q, the same in every process."""
+    """Return Q, the same in every process up to float64's last bits."""
     normal = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     q: Tensor = torch.linalg.qr(normal).Q
     return q
@@ -39,8 +40,12 @@ class Basis:
 
     def reading(self, weight: Tensor, norm: Tensor) -> Tensor:
         """Return a weight `[out, hidden_size]` that reads the turned stream behind a norm whose weight it takes in."""
-        read = weight.double() * norm.double()
-        return (read.view(-1, self._block) @ self._q).view(weight.shape)
+        read = torch.empty(weight.shape, dtype=torch.float64)
+        for part, into in zip(
+            torch.split(weight, ROWS_AT_ONCE), torch.split(read, ROWS_AT_ONCE), strict=True
+        ):
+            into.copy_(((part * norm.double()).view(-1, self._block) @ self._q).view(part.shape))
+        return read
 
     def writing(self, weight: Tensor) -> Tensor:
         """Return a weight `[hidden_size, in]`, or a bias `[hidden_size]`, that adds to the turned stream."""

@@ -22,6 +22,10 @@ FINE = 128
 LEVELS = 127
 LEAST = 1e-30
 """Stands for the largest number of a row of zeros."""
+KERNEL_BLOCK = 512
+"""The kernel keeps inputs in blocks of so many, the last one filled up."""
+ROWS_AT_ONCE = 4096
+"""Weights are made ready in parts, so that loading takes little more memory than what it leaves."""
 
 
 def is_available() -> bool:
@@ -70,6 +74,11 @@ class IntegerLinear:
 
 def pack_rows(weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return int8 levels `[rows, columns]` and each row's scale; levels are chosen for the scale as it is stored."""
+    parts = [_levels(part, scale_dtype) for part in torch.split(weight, ROWS_AT_ONCE)]
+    return torch.cat([levels for levels, _ in parts]), torch.cat([scales for _, scales in parts])
+
+
+def _levels(weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
     scales = (weight.abs().amax(dim=1) / LEVELS).clamp(min=LEAST).to(scale_dtype)
     # A scale that was rounded down would push the largest weight past the last level.
@@ -78,5 +87,6 @@ def pack_rows(weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 
 def integer_bytes(out_features: int, in_features: int, *, bias: bool) -> int:
-    """Return about what `IntegerLinear` takes: levels, and scale, zero point and sum of each row."""
-    return out_features * (in_features + 12 + (4 if bias else 0))
+    """Return about what `IntegerLinear` takes: whole blocks of levels, and scale, zero point and sum of each row."""
+    levels = in_features + -in_features % KERNEL_BLOCK
+    return out_features * (levels + 12 + (4 if bias else 0))

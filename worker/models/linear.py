@@ -30,7 +30,7 @@ class Linear(Protocol):
     out_features: int
 
     def __call__(self, x: Tensor, phase: Phase) -> Tensor:
-        """Project `x` `[rows, in_features]` → `[rows, out_features]`, of x's dtype."""
+        """Project `x` `[rows, in_features]` → `[rows, out_features]`; packed layers give a dtype of their own."""
 
 
 class DenseLinear:
