@@ -1,7 +1,8 @@
 """One demonstration from start to summary: ports, the two programs, the phases.
 
-Both programs are started by their own console commands with the configurations a person would use. Two things differ,
-through the environment variables that override any field: ports that are taken, and the default model gets its head.
+Both programs are started by their own console commands with the configurations a person would use. What differs is set
+by the environment variables that override any field, and said: ports that are taken (and what follows from them), a
+controller that is not told of this worker, the head of the default model beside the configuration that comes with it.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from rich.console import Console
@@ -24,7 +25,11 @@ from bench.demo.phases import Phase, schedule
 from bench.demo.processes import Children, DemoError, port_or_free
 from bench.demo.traffic import Traffic
 from bench.demo.watch import POLL_SECONDS, PhaseResult, Watch, merge
+from controller.app.access import AccessError as ControllerAccessError
+from controller.app.access import read_tokens
 from controller.config import load_config as load_controller_config
+from worker.access import AccessError as WorkerAccessError
+from worker.access import read_api_key, read_control_tokens
 from worker.config import WorkerConfig
 from worker.config import load_config as load_worker_config
 from worker.protocol import SpecInfo
@@ -32,17 +37,30 @@ from worker.protocol import SpecInfo
 READY_SECONDS = 600.0
 """Loading, warm-up and self-check of the model on a slow machine; a dead child ends the wait at once."""
 
-HEAD = Path(__file__).parents[2] / "configs/heads/smollm2-135m-instruct"
+CONFIGS = Path(__file__).parents[2] / "configs"
+HEAD = CONFIGS / "heads/smollm2-135m-instruct"
 JOURNAL_PATH = "SPEC_CONTROLLER_JOURNAL__PATH"
+
+
+class Endpoint(NamedTuple):
+    """Where a program is reached, and the bearer token that it wants."""
+
+    url: str
+    token: str | None
+
+    def client(self) -> httpx.AsyncClient:
+        """Return a client that is not opened yet."""
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=10.0, trust_env=False)
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Base URLs, and the environment that makes the programs listen there."""
+    """Where everything is, and the environment that makes the programs listen there."""
 
-    worker: str
-    worker_control: str
-    controller: str
+    worker: Endpoint
+    worker_control: Endpoint
+    controller: Endpoint
     worker_environment: dict[str, str]
     controller_environment: dict[str, str]
     notes: list[str]
@@ -70,10 +88,8 @@ class Session:
             addresses.controller_environment[JOURNAL_PATH] = ":memory:"
         async with AsyncExitStack() as stack:
             worker, control, controller = [
-                await stack.enter_async_context(
-                    httpx.AsyncClient(base_url=url, timeout=10.0, trust_env=False)
-                )
-                for url in (addresses.worker, addresses.worker_control, addresses.controller)
+                await stack.enter_async_context(endpoint.client())
+                for endpoint in (addresses.worker, addresses.worker_control, addresses.controller)
             ]
             await self._start(
                 "worker", "spec-worker", self._options.worker_config, addresses.worker_environment, worker
@@ -108,13 +124,14 @@ class Session:
         self._say(f"The {name} is ready after {time.monotonic() - began:.1f} s.")
 
     def _introduce(self, addresses: Addresses, info: SpecInfo) -> None:
+        worker, controller = addresses.worker.url, addresses.controller.url
         self._say(
             f"\nModel {info.model} on {info.device} in {info.dtype}; drafter: {DRAFTERS[info.drafter]}.\n"
             f"Depths that can be chosen: {info.candidate_steps}; without a plan: {info.fallback_num_steps}.\n"
-            f"  page        {addresses.controller}/   (workers, charts, decisions, pins)\n"
-            f"  worker      {addresses.worker}/v1/chat/completions   {addresses.worker}/metrics\n"
-            f"  controller  {addresses.controller}/v1/workers   {addresses.controller}/v1/decisions\n"
-            f"  plan        {addresses.worker_control}/v1/spec/plan\n"
+            f"  page        {controller}/   (workers, charts, decisions, pins)\n"
+            f"  worker      {worker}/v1/chat/completions   {worker}/metrics\n"
+            f"  controller  {controller}/v1/workers   {controller}/v1/decisions\n"
+            f"  plan        {addresses.worker_control.url}/v1/spec/plan\n"
             "Ctrl-C ends everything.\n"
         )
 
@@ -192,8 +209,8 @@ def choose_addresses(worker_config: Path, controller_config: Path) -> Addresses:
         DemoError: a configuration is not valid.
     """
     loaded = _load(load_worker_config, worker_config)
-    worker = loaded.server
-    controller = _load(load_controller_config, controller_config).server
+    steering = _load(load_controller_config, controller_config)
+    worker, controller = loaded.server, steering.server
     taken: set[int] = set()
     notes = []
 
@@ -203,34 +220,49 @@ def choose_addresses(worker_config: Path, controller_config: Path) -> Addresses:
             notes.append(f"Port {wanted} ({what}) is taken; using {port}.")
         return port
 
+    try:
+        api_key, control_token = read_api_key(worker), read_control_tokens(worker).change
+        controller_token = read_tokens(controller).change
+    except (WorkerAccessError, ControllerAccessError) as error:
+        raise DemoError(str(error)) from error
+
     port = choose("worker", worker.host, worker.port)
     control_port = choose("worker control", worker.control_host, worker.control_port)
     controller_port = choose("controller", controller.host, controller.port)
     control_url = url(worker.control_host, control_port)
-    journal = {}
+    environment = {"SPEC_CONTROLLER_SERVER__PORT": str(controller_port)}
+    if control_url not in [known.url for known in steering.workers]:
+        only = {"id": "local", "url": control_url, "token_file": worker.control_token_file}
+        environment["SPEC_CONTROLLER_WORKERS"] = json.dumps([only], default=str)
+        if steering.workers:
+            notes.append("The controller is told of the worker that is started here alone, as `local`.")
     if controller_port != controller.port and controller.port and JOURNAL_PATH not in os.environ:
-        journal[JOURNAL_PATH] = ":memory:"  # who has the port may well have the file too
+        environment[JOURNAL_PATH] = ":memory:"  # who has the port may well have the file too
+        notes.append("The journal is kept in memory.")
+    head = head_of_the_default_model(loaded, worker_config)
+    if head:
+        notes.append("Its head drafts for the default model (SPEC_WORKER_SPEC__DRAFTER=ngram: lookup alone).")
     return Addresses(
-        worker=url(worker.host, port),
-        worker_control=control_url,
-        controller=url(controller.host, controller_port),
+        worker=Endpoint(url(worker.host, port), api_key),
+        worker_control=Endpoint(control_url, control_token),
+        controller=Endpoint(url(controller.host, controller_port), controller_token),
         worker_environment={
             "SPEC_WORKER_SERVER__PORT": str(port),
             "SPEC_WORKER_SERVER__CONTROL_PORT": str(control_port),
-            **head_of_the_default_model(loaded),
+            **head,
         },
-        controller_environment={
-            "SPEC_CONTROLLER_SERVER__PORT": str(controller_port),
-            "SPEC_CONTROLLER_WORKERS": json.dumps([{"id": "local", "url": control_url}]),
-            **journal,
-        },
+        controller_environment=environment,
         notes=notes,
     )
 
 
-def head_of_the_default_model(config: WorkerConfig) -> dict[str, str]:
-    """Return what adds the head that comes with the default model to lookup, unless something else was asked for."""
+def head_of_the_default_model(config: WorkerConfig, file: Path) -> dict[str, str]:
+    """Return what adds the head that comes with the default model to lookup.
+
+    That is for the configuration that comes with the project; a person's own file is followed as it is.
+    """
     is_usual = config.model.path == "default" and config.spec.drafter == "ngram"
+    is_usual = is_usual and file.resolve() == CONFIGS / "worker.toml"
     if not is_usual or "SPEC_WORKER_SPEC__DRAFTER" in os.environ or not HEAD.is_dir():
         return {}
     return {"SPEC_WORKER_SPEC__DRAFTER": "ngram+eagle", "SPEC_WORKER_SPEC__DRAFT_MODEL_PATH": str(HEAD)}

@@ -1,6 +1,7 @@
 """The demo's own parts: the schedule, the texts, the arithmetic, and children that never outlive it."""
 
 import itertools
+import json
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ sys.path.insert(0, str(ROOT))  # `bench` is run from the checkout, not installed
 from bench.demo.counters import Interval, add, between  # noqa: E402
 from bench.demo.phases import CHAT, PREDICTABLE, PROSE, schedule  # noqa: E402
 from bench.demo.processes import Children, DemoError, port_or_free  # noqa: E402
-from bench.demo.session import head_of_the_default_model  # noqa: E402
+from bench.demo.session import choose_addresses, head_of_the_default_model  # noqa: E402
 
 # ---- schedule and texts ----
 
@@ -208,12 +209,54 @@ def test_children_do_not_share_the_terminals_process_group(tmp_path: Path) -> No
 def test_the_default_model_gets_its_head_unless_something_else_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    usual = head_of_the_default_model(WorkerConfig())
+    shipped = Path(os.path.relpath("configs/worker.toml"))
+    usual = head_of_the_default_model(WorkerConfig(), shipped)
     assert usual["SPEC_WORKER_SPEC__DRAFTER"] == "ngram+eagle"
     assert (Path(usual["SPEC_WORKER_SPEC__DRAFT_MODEL_PATH"]) / "model.safetensors").is_file()
-    assert not head_of_the_default_model(WorkerConfig(model={"path": str(tmp_path)}))
-    assert not head_of_the_default_model(
-        WorkerConfig(spec={"drafter": "none", "candidate_steps": [0], "num_steps": 0})
-    )
+    assert not head_of_the_default_model(WorkerConfig(), tmp_path / "worker.toml")
+    assert not head_of_the_default_model(WorkerConfig(model={"path": str(tmp_path)}), shipped)
+    without = WorkerConfig(spec={"drafter": "none", "candidate_steps": [0], "num_steps": 0})
+    assert not head_of_the_default_model(without, shipped)
     monkeypatch.setenv("SPEC_WORKER_SPEC__DRAFTER", "ngram")
-    assert not head_of_the_default_model(WorkerConfig())
+    assert not head_of_the_default_model(WorkerConfig(), shipped)
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_own_configurations_are_followed_with_their_workers_and_tokens(tmp_path: Path) -> None:
+    token, key = written(tmp_path / "control", "c" * 20), written(tmp_path / "api", "k" * 20)
+    ports = [free_port() for _ in range(3)]
+    worker = written(
+        tmp_path / "worker.toml",
+        f'[server]\nport = {ports[0]}\ncontrol_port = {ports[1]}\ncontrol_token_file = "{token}"\n',
+    )
+    controller = written(
+        tmp_path / "controller.toml",
+        f'[server]\nport = {ports[2]}\ntoken_file = "{key}"\n'
+        f'[[workers]]\nid = "mine"\nurl = "http://127.0.0.1:{ports[1]}"\ntoken_file = "{token}"\n'
+        '[[workers]]\nid = "far"\nurl = "http://10.0.0.1:8101"\n',
+    )
+    found = choose_addresses(worker, controller)
+    assert found.controller_environment == {"SPEC_CONTROLLER_SERVER__PORT": str(ports[2])}
+    assert found.worker_control.client().headers["authorization"] == "Bearer " + "c" * 20
+    assert found.controller.client().headers["authorization"] == "Bearer " + "k" * 20
+    assert "authorization" not in found.worker.client().headers
+    assert found.notes == []
+
+    with socket.create_server(("127.0.0.1", ports[1])):
+        moved = choose_addresses(worker, controller)
+    (only,) = json.loads(moved.controller_environment["SPEC_CONTROLLER_WORKERS"])
+    assert only == {"id": "local", "url": moved.worker_control.url, "token_file": str(token)}
+    assert [note for note in moved.notes if "alone, as `local`" in note]
+
+    token.unlink()
+    with pytest.raises(DemoError, match="control_token_file"):
+        choose_addresses(worker, controller)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
