@@ -15,7 +15,8 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/slipstream
 WORKDIR /src
 COPY constraints.txt ./
-RUN /opt/slipstream/bin/pip install -c constraints.txt \
+# What torch needs comes with the next step: an index for torch alone may not have it in the pinned versions.
+RUN /opt/slipstream/bin/pip install --no-deps \
     ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$(grep '^torch==' constraints.txt)"
 COPY pyproject.toml README.md ./
 COPY worker ./worker
