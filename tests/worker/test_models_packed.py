@@ -9,8 +9,8 @@ import torch
 
 from worker.models import integer
 from worker.models.attention import Segment
-from worker.models.basis import Basis
-from worker.models.integer import IntegerLinear, pack_rows
+from worker.models.basis import Basis, basis_bytes
+from worker.models.integer import IntegerLinear, integer_bytes, pack_rows
 from worker.models.loader import load_decoder
 from worker.models.packed import RefinedHead, pack_groups, pack_linear
 from worker.models.sizes import decoder_bytes
@@ -180,6 +180,13 @@ class _Packed(NamedTuple):
         assert levels.shape == (self.layer.out_features, self.layer.in_features)
         rows, columns = levels.shape
         return rows * (columns + -columns % 512 + 12)  # whole blocks: see the test below
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "block"), [(48, 48), (576, 576), (1536, 768), (4096, 1024), (1061, 1061), (2122, 2122)]
+)
+def test_blocks_of_a_basis_are_large_enough_to_spread_outliers(hidden_size, block):
+    assert basis_bytes(hidden_size) == 8 * block**2 + 2 * integer_bytes(2 * block, block, bias=False)
 
 
 RESIDENT = """
