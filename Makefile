@@ -99,7 +99,7 @@ $(CLIENTS)/openai/bin/python $(CLIENTS)/aiperf/bin/aiperf $(CLIENTS)/guidellm/bi
 
 PINS_openai := openai==3.57.0
 PINS_aiperf := aiperf==0.13.0
-# Beside guidellm an unpinned torch would be the CUDA build.
+# torch in the project's own version: an unpinned one would be fetched anew, some gigabytes.
 PINS_guidellm := guidellm==0.8.1 torch==2.13.0
 
 .PHONY: check-api
