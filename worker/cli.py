@@ -142,7 +142,7 @@ def _load_config(path: Path | None) -> WorkerConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfiguration([f"--config: {path} is not TOML: {error}"]) from None
     except ValidationError as error:
-        raise BadConfiguration(_field_lines(error)) from None
+        raise BadConfiguration(field_lines(error)) from None
     except AccessError as error:
         raise BadConfiguration([str(error)]) from None
     except ValueError as error:  # an environment variable that names no field, or is no JSON
@@ -150,7 +150,7 @@ def _load_config(path: Path | None) -> WorkerConfig:
     return config
 
 
-def _field_lines(error: ValidationError) -> list[str]:
+def field_lines(error: ValidationError) -> list[str]:
     """Return `field: message` lines; checks over several fields begin their message with the field's name."""
     lines = []
     for item in error.errors():

@@ -60,11 +60,9 @@ def choose_precision(name: str, device: torch.device) -> Precision:
 
 def cpu_name(cpu_file: Path = _CPU) -> str:
     """Return the processor's name and what torch uses of it; where the system does not tell, only the latter."""
-    names = [""]
-    if cpu_file.is_file():
-        lines = cpu_file.read_text(encoding="utf-8", errors="replace").splitlines()
-        names += [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[-1]} {torch.backends.cpu.get_cpu_capability()}".strip()
+    lines = cpu_file.read_text(encoding="utf-8", errors="replace").splitlines() if cpu_file.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, '')} {torch.backends.cpu.get_cpu_capability()}".strip()
 
 
 def available_cores(quota_file: Path = _CGROUP_QUOTA) -> int:

@@ -37,7 +37,7 @@ from worker.protocol import SpecInfo
 READY_SECONDS = 600.0
 """Loading, warm-up and self-check of the model on a slow machine; a dead child ends the wait at once."""
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 HEAD = CONFIGS / "heads/smollm2-135m-instruct"
 JOURNAL_PATH = "SPEC_CONTROLLER_JOURNAL__PATH"
 
@@ -261,8 +261,8 @@ def head_of_the_default_model(config: WorkerConfig, file: Path) -> dict[str, str
 
     That is for the configuration that comes with the project; a person's own file is followed as it is.
     """
-    is_usual = config.model.path == "default" and config.spec.drafter == "ngram"
-    is_usual = is_usual and file.resolve() == CONFIGS / "worker.toml"
+    is_shipped = file.resolve() == CONFIGS / "worker.toml"
+    is_usual = is_shipped and config.model.path == "default" and config.spec.drafter == "ngram"
     if not is_usual or "SPEC_WORKER_SPEC__DRAFTER" in os.environ or not HEAD.is_dir():
         return {}
     return {"SPEC_WORKER_SPEC__DRAFTER": "ngram+eagle", "SPEC_WORKER_SPEC__DRAFT_MODEL_PATH": str(HEAD)}

@@ -28,6 +28,7 @@ from bench.worker.peer_processes import LlamaCpp, Vllm
 from bench.worker.peers import transformers_arms
 from bench.worker.report import FLOAT32, PLAIN, TWIN, summary
 from bench.worker.workloads import SOURCES, load
+from worker.cli import field_lines
 from worker.config import WorkerConfig
 from worker.device import available_cores
 from worker.models.fetch import ensure_default_model
@@ -72,7 +73,7 @@ def parse() -> argparse.Namespace:
     try:
         WorkerConfig.model_validate({"model": {"dtype": options.dtype}, "spec": spec(options)})
     except ValidationError as error:
-        parser.error("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
+        parser.error("; ".join(field_lines(error)))
     if options.cpu_time:
         options.threads = 1
     usual = ([0, 1, 3], 2, 2, 48) if options.quick else ([0, 1, 2, 3, 5, 7], 5, 6, 128)

@@ -80,13 +80,17 @@ class LineProcess:
 
     def close(self) -> None:
         """End the process; it ends when nothing more can be asked."""
+        self._end()
+        self._printed.close()
+
+    def _end(self) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.wait()
+        status = self._process.wait()
         self._process.stdout.close()
-        self._printed.close()
+        return status
 
     def ask(self, question: Any) -> Any:
         """Return the answer to one line.
@@ -108,10 +112,10 @@ class LineProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            status = self._process.wait()
+            status = self._end()
             self._printed.seek(0)
             last = " / ".join(self._printed.read().strip().splitlines()[-LAST_LINES:])
-            self.close()
+            self._printed.close()
             raise RuntimeError(f"{self.name}: ended with status {status}: {last}")
         return json.loads(line)
 

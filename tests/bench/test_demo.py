@@ -209,7 +209,7 @@ def test_children_do_not_share_the_terminals_process_group(tmp_path: Path) -> No
 def test_the_default_model_gets_its_head_unless_something_else_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    shipped = Path(os.path.relpath("configs/worker.toml"))
+    shipped = Path("configs/worker.toml")
     usual = head_of_the_default_model(WorkerConfig(), shipped)
     assert usual["SPEC_WORKER_SPEC__DRAFTER"] == "ngram+eagle"
     assert (Path(usual["SPEC_WORKER_SPEC__DRAFT_MODEL_PATH"]) / "model.safetensors").is_file()
@@ -228,7 +228,8 @@ def written(path: Path, text: str) -> Path:
 
 def test_own_configurations_are_followed_with_their_workers_and_tokens(tmp_path: Path) -> None:
     token, key = written(tmp_path / "control", "c" * 20), written(tmp_path / "api", "k" * 20)
-    ports = [free_port() for _ in range(3)]
+    taken: set[int] = set()
+    ports = [port_or_free("127.0.0.1", 0, taken) for _ in range(3)]
     worker = written(
         tmp_path / "worker.toml",
         f'[server]\nport = {ports[0]}\ncontrol_port = {ports[1]}\ncontrol_token_file = "{token}"\n',
@@ -255,8 +256,3 @@ def test_own_configurations_are_followed_with_their_workers_and_tokens(tmp_path:
     token.unlink()
     with pytest.raises(DemoError, match="control_token_file"):
         choose_addresses(worker, controller)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])

@@ -43,11 +43,10 @@ class Basis:
 
     def reading(self, weight: Tensor, norm: Tensor) -> Tensor:
         """Return a weight `[out, hidden_size]` that reads the turned stream behind a norm whose weight it takes in."""
-        read = torch.empty(weight.shape, dtype=torch.float64)
-        for part, into in zip(
-            torch.split(weight, ROWS_AT_ONCE), torch.split(read, ROWS_AT_ONCE), strict=True
-        ):
-            into.copy_(((part * norm.double()).view(-1, self._block) @ self._q).view(part.shape))
+        norm, read = norm.double(), torch.empty(weight.shape, dtype=torch.float64)
+        for first in range(0, len(weight), ROWS_AT_ONCE):
+            rows = slice(first, first + ROWS_AT_ONCE)
+            read[rows] = ((weight[rows] * norm).view(-1, self._block) @ self._q).view(-1, len(norm))
         return read
 
     def writing(self, weight: Tensor) -> Tensor:

@@ -32,9 +32,8 @@ class Int8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Pack a floating weight; it is not kept."""
         self.out_features, self.in_features = weight.shape
-        self._packed, self._scales = pack_rows(
-            weight, torch.bfloat16
-        )  # [out_features, in_features] int8, [out_features]
+        # [out_features, in_features] int8, [out_features]
+        self._packed, self._scales = pack_rows(weight, torch.bfloat16)
         self._bias = None if bias is None else bias.to(torch.bfloat16)  # [out_features]
 
     def __call__(self, x: Tensor, phase: Phase) -> Tensor:
