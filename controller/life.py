@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from controller.actuate import Actuator
 from controller.config import ControllerConfig, SlotConfig
-from controller.estimate import Estimator, ProfileCell
+from controller.estimate import Estimator, Profile, ProfileCell
 from controller.guards import Guards
 from controller.observe import Observer
 from controller.recent import RecentWindow
@@ -53,10 +53,14 @@ def depths_in_force(slots: Sequence[Slot], status: PlanStatus) -> dict[int, int]
     return found
 
 
-def profile_cells(info: SpecInfo) -> list[ProfileCell]:
-    """Return the worker's start-up profile as the pure core takes it; empty without one."""
-    cells = info.profile.cells if info.profile else []
-    return [ProfileCell(c.batch_size, c.num_steps, c.verify_seconds, c.round_seconds) for c in cells]
+def profile_of(info: SpecInfo) -> Profile | None:
+    """Return the worker's start-up profile as the pure core takes it, if it has one."""
+    if info.profile is None or not info.profile.cells:
+        return None
+    cells = [
+        ProfileCell(c.batch_size, c.num_steps, c.verify_seconds, c.round_seconds) for c in info.profile.cells
+    ]
+    return Profile(cells, info.profile.error)
 
 
 class Life:
@@ -84,7 +88,7 @@ class Life:
         self.probe: ProbeRequest | None = None
         self.recent = RecentWindow(config.loop.recent_window_seconds)
         self.observer = Observer()
-        self.estimator = Estimator(self.slots, self.depths, policy.ema_alpha, profile_cells(info))
+        self.estimator = Estimator(self.slots, self.depths, policy.ema_alpha, profile_of(info))
         self.policy = policy.kind.build(policy.policy_parameters(), self.slots, worker_id)
         self.guards = Guards(config.guards.limits(config.loop.hold_after_seconds), self.slots, now)
         held = status.plan

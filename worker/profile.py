@@ -7,6 +7,7 @@ depth 0 is measured like the others. Knows nothing about acceptance: every draft
 import hashlib
 import json
 import logging
+import math
 import statistics
 import tempfile
 import time
@@ -27,10 +28,18 @@ from worker.spec.verify import run_verify
 
 logger = logging.getLogger(__name__)
 
+Stages = tuple[float, float]
+"""Seconds of one round's draft and verify stage."""
 PROFILE_TOKENS = 256
 """A profiled request's committed tokens and its deepest drafts together. The exact grade attends to multiples of 64
 tokens, and a round whose rows lie on both sides of one costs a kernel call more per layer: one in nine does at depth 7,
 so all of them lie before it here."""
+
+PRECISE = 0.02
+"""Standard deviation of the logarithm of a cell's seconds that is good enough: the ratio of two is then known to
+3 %, the least gain that a policy acts on."""
+MEDIAN = 1.25
+"""A median scatters more than a mean by this factor (√(π/2))."""
 
 
 def load_or_measure(path: Path, measure: Callable[[], LatencyProfile]) -> LatencyProfile:
@@ -85,16 +94,16 @@ class Profiler:
         self._clock = clock
 
     def measure(self, batch_sizes: Sequence[int], budget_seconds: float) -> LatencyProfile:
-        """Visit all cells in turn until the time is over; the first visit warms up and does not count.
+        """Visit all cells in turn until they are known well enough or the time is over.
 
-        Every cell gets at least one counted sample, whatever the budget.
+        The first visit warms up and does not count; two that count follow whatever the budget.
         """
         requests = [self._request(index) for index in range(max(batch_sizes))]
-        samples: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        samples: dict[tuple[int, int], list[Stages]] = {}
         try:
             ends = self._clock() + budget_seconds
             visits = 0
-            while visits < 2 or self._clock() < ends:
+            while visits < 3 or (error(samples) > PRECISE and self._clock() < ends):
                 for batch_size in batch_sizes:
                     for num_steps in self._states:
                         times = self._round(requests[:batch_size], num_steps)
@@ -107,7 +116,9 @@ class Profiler:
                 if self._drafter:
                     self._drafter.release(request.held_slot)
         return LatencyProfile(
-            context_tokens=self._context, cells=[_cell(*key, times) for key, times in samples.items()]
+            context_tokens=self._context,
+            cells=[_cell(*key, times) for key, times in samples.items()],
+            error=min(1.0, error(samples)),
         )
 
     def _request(self, index: int) -> Request:
@@ -119,7 +130,7 @@ class Profiler:
         return request
 
     @torch.inference_mode()
-    def _round(self, requests: Sequence[Request], num_steps: int) -> tuple[float, float]:
+    def _round(self, requests: Sequence[Request], num_steps: int) -> Stages:
         """Return (draft, verify) seconds of one round; what it stores is overwritten by the next one."""
         state, device = self._states[num_steps], self._runner.device
         began = self._clock()
@@ -138,7 +149,17 @@ class Profiler:
         return drafted - began, self._clock() - drafted
 
 
-def _cell(batch_size: int, num_steps: int, times: Sequence[tuple[float, float]]) -> LatencyCell:
+def error(samples: Mapping[tuple[int, int], Sequence[Stages]]) -> float:
+    """Return the standard deviation of the logarithm of a cell's median; two samples per cell at least.
+
+    Single cells have too few samples to tell how they scatter, so all are taken together.
+    """
+    rounds = [[math.log(draft + verify) for draft, verify in times] for times in samples.values()]
+    spread = math.sqrt(statistics.fmean(statistics.variance(logs) for logs in rounds))
+    return MEDIAN * spread / math.sqrt(min(len(logs) for logs in rounds))
+
+
+def _cell(batch_size: int, num_steps: int, times: Sequence[Stages]) -> LatencyCell:
     drafts, verifies = zip(*times, strict=True)
     return LatencyCell(
         batch_size=batch_size,

@@ -141,6 +141,8 @@ class LatencyProfile(WireModel):
     context_tokens: Count
     """Committed tokens per request while measuring."""
     cells: list[LatencyCell]
+    error: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How far off a cell's `round_seconds` may be: standard deviation of its logarithm, from how samples scatter."""
 
 
 class SpecInfo(WireModel):

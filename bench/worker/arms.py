@@ -72,7 +72,6 @@ class OwnEngine:
             engine={
                 "max_context_tokens": 768,
                 "max_running_requests": concurrency,
-                "profile_seconds": 4.0,
             },
         )
         self.thread: EngineThread = build_engine(config)

@@ -4,8 +4,8 @@
 `latency` what rounds cost, `worker` puts them together.
 """
 
-from controller.estimate.latency import ProfileCell
+from controller.estimate.latency import Profile, ProfileCell
 from controller.estimate.slots import PositionCounts, SlotEvidence
 from controller.estimate.worker import Estimator
 
-__all__ = ["Estimator", "PositionCounts", "ProfileCell", "SlotEvidence"]
+__all__ = ["Estimator", "PositionCounts", "Profile", "ProfileCell", "SlotEvidence"]

@@ -26,6 +26,7 @@ SLOPE_DRIFT = 0.002
 CELL_DRIFT = 0.002
 PROFILE_SLOPE_SD = 0.03
 PROFILE_CELL_SD = 0.03
+"""What serving differs from a profile, however well that was measured; the profile's own error comes on top."""
 UNPROFILED_SLOPE_SD = 0.4
 UNPROFILED_CELL_SD = 0.06
 CLIP = 3.0
@@ -59,7 +60,9 @@ class CostForecast(NamedTuple):
 class Profile:
     """The start-up profile, read between its cells and at fewer rows than it was taken with."""
 
-    def __init__(self, cells: Sequence[ProfileCell]) -> None:
+    def __init__(self, cells: Sequence[ProfileCell], error: float = 0.0) -> None:
+        """Take the cells, at least one, and the standard deviation of the logarithm of their seconds."""
+        self.error = error
         self._cells = {(c.batch_size, c.num_steps): c for c in cells}
         self._sizes = sorted({c.batch_size for c in cells})
         self._read: dict[tuple[int, int, int], float] = {}
@@ -102,11 +105,11 @@ class Profile:
 class Latency:
     """The costs of one worker's rounds."""
 
-    def __init__(self, cells: Sequence[ProfileCell], deepest: int) -> None:
-        self._profile = Profile(cells) if cells else None
+    def __init__(self, profile: Profile | None, deepest: int) -> None:
+        self._profile = profile
         self._deepest = max(deepest, 1)
-        slope = PROFILE_SLOPE_SD if cells else UNPROFILED_SLOPE_SD
-        self._cell_sd = PROFILE_CELL_SD if cells else UNPROFILED_CELL_SD
+        slope = PROFILE_SLOPE_SD if profile else UNPROFILED_SLOPE_SD
+        self._cell_sd = math.hypot(PROFILE_CELL_SD, profile.error) if profile else UNPROFILED_CELL_SD
         self._state = [0.0, 0.0, 0.0]
         self._covariance = [[1.0, 0.0, 0.0], [0.0, slope**2, 0.0], [0.0, 0.0, slope**2]]
         self._own: dict[tuple[int, int], list[float]] = {}

@@ -7,7 +7,7 @@ Restarted when the worker is. Pure.
 from collections.abc import Sequence
 
 from controller.estimate.acceptance import Acceptance
-from controller.estimate.latency import Latency, ProfileCell
+from controller.estimate.latency import Latency, Profile
 from controller.estimate.slots import SlotEvidence
 from controller.types import (
     AcceptanceEstimate,
@@ -30,7 +30,7 @@ class Estimator:
     """The evidence of one worker. Mutated only by the loop."""
 
     def __init__(
-        self, slots: Sequence[Slot], depths: Depths, alpha: float, profile: Sequence[ProfileCell] = ()
+        self, slots: Sequence[Slot], depths: Depths, alpha: float, profile: Profile | None = None
     ) -> None:
         self._edges = tuple(slot.max_batch_size for slot in slots)
         self._evidence = {s.max_batch_size: SlotEvidence(s, depths[s.max_batch_size], alpha) for s in slots}

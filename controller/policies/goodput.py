@@ -158,12 +158,11 @@ class GoodputPolicy:
             return None
         deeper = [tier for tier in self._allowed(choice.forecast) if tier.num_steps > present.num_steps]
         hopes = [self._hope(choice, tier, present) for tier in deeper]
-        if slot.num_steps == 0:
-            # Whatever is hoped for: a change of the text can be seen nowhere else. Two positions tell more than one.
+        best = max(hopes, default=0.0)
+        chosen = [tier for tier, hope in zip(deeper, hopes, strict=True) if hope == best > p.delta][:1]
+        if not chosen and slot.num_steps == 0:
+            # A change of the text can be seen nowhere else. Two positions tell more than one.
             chosen = deeper[:2][-1:]
-        else:
-            best = max(hopes, default=0.0)
-            chosen = [tier for tier, hope in zip(deeper, hopes, strict=True) if hope == best > p.delta][:1]
         if not chosen:
             return None
         tier = chosen[0]
@@ -257,4 +256,4 @@ class GoodputPolicy:
         )
 
 
-KIND = PolicyKind(name="goodput", version="2", parameters=GoodputParameters, build=GoodputPolicy)
+KIND = PolicyKind(name="goodput", version="3", parameters=GoodputParameters, build=GoodputPolicy)

@@ -33,4 +33,4 @@ def profile_of(scenario: Scenario, surface: Surface, seed: str) -> LatencyProfil
                     samples=10,
                 )
             )
-    return LatencyProfile(context_tokens=config.context_tokens, cells=cells)
+    return LatencyProfile(context_tokens=config.context_tokens, cells=cells, error=config.error)

@@ -53,7 +53,7 @@ def test_drafts_that_are_not_there_cost_no_rows() -> None:
 
 
 def test_a_steady_error_of_one_cell_is_learned_there_only() -> None:
-    latency = Latency(CELLS, 7)
+    latency = Latency(Profile(CELLS), 7)
     for _ in range(200):
         latency.add([cell(3, truth(4, 3, 3)), cell(1, 1.1 * truth(4, 1, 1))], 0.25, FULL)
     ratio = forecast(latency, 4, 1).seconds / forecast(latency, 4, 3).seconds
@@ -62,7 +62,7 @@ def test_a_steady_error_of_one_cell_is_learned_there_only() -> None:
 
 
 def test_a_slow_machine_is_slow_at_every_depth() -> None:
-    latency = Latency(CELLS, 7)
+    latency = Latency(Profile(CELLS), 7)
     for _ in range(20):
         latency.add([cell(3, 1.5 * truth(4, 3, 3))], 0.25, FULL)
     for steps in STEPS:
@@ -71,7 +71,7 @@ def test_a_slow_machine_is_slow_at_every_depth() -> None:
 
 
 def test_a_stall_moves_little() -> None:
-    latency = Latency(CELLS, 7)
+    latency = Latency(Profile(CELLS), 7)
     for _ in range(40):
         latency.add([cell(3, truth(4, 3, 3))], 0.25, FULL)
     latency.add([cell(3, 50 * truth(4, 3, 3), rounds=1)], 0.25, FULL)
@@ -79,13 +79,13 @@ def test_a_stall_moves_little() -> None:
 
 
 def test_rounds_with_a_prefill_are_no_evidence() -> None:
-    latency = Latency(CELLS, 7)
+    latency = Latency(Profile(CELLS), 7)
     latency.add([cell(3, 9.0, timed=0)], 0.25, FULL)
     assert forecast(latency, 4, 3).seconds == pytest.approx(truth(4, 3, 3))
 
 
 def test_without_a_profile_two_depths_tell_the_others() -> None:
-    latency = Latency([], 7)
+    latency = Latency(None, 7)
     assert not latency.is_known
     for _ in range(30):
         latency.add([cell(1, truth(4, 1, 1)), cell(7, truth(4, 7, 7))], 0.25, FULL)
@@ -94,7 +94,7 @@ def test_without_a_profile_two_depths_tell_the_others() -> None:
 
 
 def test_noise_between_rounds_is_learned() -> None:
-    latency = Latency(CELLS, 7)
+    latency = Latency(Profile(CELLS), 7)
     mean, sd = truth(4, 3, 3), 0.2
     for _ in range(200):
         noisy = cell(3, mean)
@@ -102,3 +102,16 @@ def test_noise_between_rounds_is_learned() -> None:
         latency.add([CellDelta(**{**vars(noisy), "round_seconds_squared": squared})], 0.25, FULL)
     assert forecast(latency, 4, 3).spread == pytest.approx(sd, rel=0.1)
     assert math.isfinite(forecast(latency, 4, 0).variance)
+
+
+def test_a_shaky_profile_is_believed_less() -> None:
+    """The same few rounds correct it sooner, and what is not tried yet is in more doubt."""
+    firm, shaky = Latency(Profile(CELLS), 7), Latency(Profile(CELLS, error=0.13), 7)
+    assert forecast(shaky, 4, 3).variance > forecast(firm, 4, 3).variance + 0.9 * 0.13**2
+    for latency in (firm, shaky):
+        for _ in range(3):
+            latency.add([cell(0, truth(4, 0, 0)), cell(3, 0.8 * truth(4, 3, 3), rounds=4)], 0.25, FULL)
+    ratios = [forecast(latency, 4, 3).seconds / forecast(latency, 4, 0).seconds for latency in (firm, shaky)]
+    true = 0.8 * truth(4, 3, 3) / truth(4, 0, 0)
+    assert abs(ratios[1] - true) < 0.5 * abs(ratios[0] - true)
+    assert forecast(shaky, 4, 3).variance < 0.5 * 0.13**2

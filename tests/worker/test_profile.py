@@ -1,10 +1,14 @@
 """The start-up profile: every cell measured, kept, and nothing left in the caches."""
 
 import json
+import math
+import random
+import statistics
 
 import pytest
 
 from worker.kv_cache import TOKEN_ALIGNMENT
+from worker.profile import PRECISE, Profiler, error
 from worker.protocol import LatencyProfile
 
 
@@ -19,7 +23,8 @@ def test_every_cell_is_measured_and_kept(make_rig, tmp_path, drafter, draft, top
     assert {(c.batch_size, c.num_steps) for c in profile.cells} == {
         (bs, k) for bs in (1, 2, 3) for k in (0, 1, 2, 3, 5, 7)
     }
-    assert all(c.round_seconds > 0 and c.samples >= 1 for c in profile.cells)
+    assert all(c.round_seconds > 0 and c.samples >= 2 for c in profile.cells)
+    assert profile.error > 0
     assert all((c.draft_seconds > 0.5 * c.round_seconds) <= (drafter == "model") for c in profile.cells)
     rig.assert_idle_and_clean()
     (file,) = tmp_path.iterdir()
@@ -89,3 +94,32 @@ def test_a_head_is_measured_as_it_runs_in_service(make_rig, tmp_path, drafter):
         (bs, k) for bs in (1, 2) for k in (0, 1, 3)
     }
     rig.assert_idle_and_clean()
+
+
+def test_its_error_is_what_medians_scatter_by():
+    """Many profiles of one machine: told and true spread of the cells' medians."""
+    rng = random.Random(5)
+    told, medians = [], []
+    for _ in range(300):
+        samples = {(1, k): [(0.0, 0.02 * rng.lognormvariate(0, 0.15)) for _ in range(7)] for k in range(24)}
+        told.append(error(samples))
+        medians += [math.log(statistics.median(v for _, v in times) / 0.02) for times in samples.values()]
+    assert statistics.fmean(told) == pytest.approx(statistics.stdev(medians), rel=0.06)
+
+
+@pytest.mark.parametrize(("noise", "stops_by_itself"), [(0.03, True), (0.3, False)])
+def test_it_ends_when_precise_or_out_of_time(make_rig, monkeypatch, noise, stops_by_itself):
+    """On a virtual clock that every round moves on by its seconds."""
+    engine, rng, now = make_rig().engine, random.Random(3), [0.0]
+
+    def round_(self, requests, num_steps):
+        seconds = 0.02 * len(requests) * rng.lognormvariate(0, noise)
+        now[0] += seconds
+        return 0.0, seconds
+
+    monkeypatch.setattr(Profiler, "_round", round_)
+    profiler = Profiler(engine._runner, None, engine._states, context_tokens=16, clock=lambda: now[0])
+    profile = profiler.measure([1, 2], 5.0)
+    assert (now[0] < 5.0) == stops_by_itself
+    assert (profile.error <= PRECISE) == stops_by_itself
+    assert now[0] < 5.6, "a visit of all cells more at most"
