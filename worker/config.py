@@ -142,7 +142,7 @@ class EngineConfig(Section):
     cuda_graph_max_batch_size: Annotated[int, Field(ge=0, le=1024)] = 32
     """On a GPU batches up to this size replay captured graphs, larger ones are launched one operation after another; 0:
     none."""
-    profile_seconds: Annotated[float, Field(ge=0, le=600)] = 30.0
+    profile_seconds: Annotated[float, Field(ge=0, le=600)] = 20.0
     """Most time for measuring what rounds cost, at the first start on a machine; 0 leaves it out."""
     profile_dir: Path = Path("~/.cache/slipstream/profiles")
     """Where measured profiles are kept, one file per model, drafter, device and version."""

@@ -152,7 +152,8 @@ class Profiler:
 def error(samples: Mapping[tuple[int, int], Sequence[Stages]]) -> float:
     """Return the standard deviation of the logarithm of a cell's median; two samples per cell at least.
 
-    Single cells have too few samples to tell how they scatter, so all are taken together.
+    Single cells have too few samples to tell how they scatter, so all are taken together. Stalls count in full: on a
+    machine that others use, visits are alike for seconds, and medians scatter more than single rounds suggest.
     """
     rounds = [[math.log(draft + verify) for draft, verify in times] for times in samples.values()]
     spread = math.sqrt(statistics.fmean(statistics.variance(logs) for logs in rounds))

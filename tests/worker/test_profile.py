@@ -96,15 +96,18 @@ def test_a_head_is_measured_as_it_runs_in_service(make_rig, tmp_path, drafter):
     rig.assert_idle_and_clean()
 
 
-def test_its_error_is_what_medians_scatter_by():
-    """Many profiles of one machine: told and true spread of the cells' medians."""
+@pytest.mark.parametrize("visits", [2, 3, 7])
+def test_its_error_is_what_medians_scatter_by(visits):
+    """Many profiles of one machine: told and true spread of the cells' medians. A median of two is a mean."""
     rng = random.Random(5)
     told, medians = [], []
     for _ in range(300):
-        samples = {(1, k): [(0.0, 0.02 * rng.lognormvariate(0, 0.15)) for _ in range(7)] for k in range(24)}
+        samples = {
+            (1, k): [(0.0, 0.02 * rng.lognormvariate(0, 0.15)) for _ in range(visits)] for k in range(24)
+        }
         told.append(error(samples))
         medians += [math.log(statistics.median(v for _, v in times) / 0.02) for times in samples.values()]
-    assert statistics.fmean(told) == pytest.approx(statistics.stdev(medians), rel=0.06)
+    assert statistics.fmean(told) == pytest.approx(statistics.stdev(medians), rel=0.15 if visits > 2 else 0.3)
 
 
 @pytest.mark.parametrize(("noise", "stops_by_itself"), [(0.03, True), (0.3, False)])
