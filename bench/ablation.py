@@ -39,9 +39,10 @@ ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {
             f"{LATENCY}.LEVEL_DRIFT": 0.0,
             f"{LATENCY}.PROFILE_SLOPE_SD": 1e-6,
-            f"{LATENCY}.PROFILE_CELL_SD": 1e-6,
+            f"{LATENCY}.profile_cell_sd": lambda error: 1e-6,
         },
     ),
+    "the profile's error is not told": ({}, {}, {f"{LATENCY}.profile_cell_sd": lambda error: 0.03}),
     "no doubt (z = 0)": ({"z": 0.0}, {}, {}),
     "no least gain (delta = 0)": ({"delta": 0.0}, {}, {}),
     "neither doubt nor least gain": ({"z": 0.0, "delta": 0.0}, {}, {}),

@@ -26,7 +26,6 @@ SLOPE_DRIFT = 0.002
 CELL_DRIFT = 0.002
 PROFILE_SLOPE_SD = 0.03
 PROFILE_CELL_SD = 0.03
-"""What serving differs from a profile, however well that was measured; the profile's own error comes on top."""
 UNPROFILED_SLOPE_SD = 0.4
 UNPROFILED_CELL_SD = 0.06
 CLIP = 3.0
@@ -109,7 +108,7 @@ class Latency:
         self._profile = profile
         self._deepest = max(deepest, 1)
         slope = PROFILE_SLOPE_SD if profile else UNPROFILED_SLOPE_SD
-        self._cell_sd = math.hypot(PROFILE_CELL_SD, profile.error) if profile else UNPROFILED_CELL_SD
+        self._cell_sd = profile_cell_sd(profile.error) if profile else UNPROFILED_CELL_SD
         self._state = [0.0, 0.0, 0.0]
         self._covariance = [[1.0, 0.0, 0.0], [0.0, slope**2, 0.0], [0.0, 0.0, slope**2]]
         self._own: dict[tuple[int, int], list[float]] = {}
@@ -209,6 +208,11 @@ class Latency:
         self._covariance = [
             [covariance[i][j] - gains[i] * gains[j] / total for j in range(3)] for i in range(3)
         ]
+
+
+def profile_cell_sd(error: float) -> float:
+    """Return how far off a cell may be: by what serving differs from any profile, and by the profile's own error."""
+    return math.hypot(PROFILE_CELL_SD, error)
 
 
 def bracket(points: Sequence[int], value: float) -> tuple[int, int, float]:
