@@ -6,7 +6,7 @@ Per slot, with g(k) = bs E(k) / t(bs, k) and G = ln g(k2) - ln g(k1) for the pre
   less will do (delta_down): where depths are worth the same, the shallow one wastes least. The dwell time between two
   changes is the guards'. When plain decoding is clearly faster, the way to it does not wait.
 - **probe** a depth whose optimistic gain G + optimism sd(G) exceeds delta, for as few rounds as tell something. A
-  probe is paid from a budget, a share of all time; one that found nothing waits twice as long for the next, and a
+  probe is paid from a budget, a share of busy time; one that found nothing waits twice as long for the next, and a
   change of the text sets that back. At depth 0 nothing is learned about the text, so probes go on there for ever.
 - **sight**: while the text keeps changing any other depth is worth a little more than its goodput, because a change
   shows there at once. With drafts that cost next to nothing this keeps a lookup drafter from being switched off.
@@ -76,8 +76,9 @@ class GoodputPolicy:
         acceptance = estimate.acceptance
         if acceptance is None or not estimate.forecasts:
             return []
-        share = self._parameters.probe_share
-        self._budget = min(self._budget + share * estimate.span_seconds, BUDGET_MAX_SECONDS)
+        if estimate.delivery is not None:
+            saved = self._parameters.probe_share * estimate.span_seconds
+            self._budget = min(self._budget + saved, BUDGET_MAX_SECONDS)
         if self._changed_at == -math.inf:
             self._changed_at = estimate.seconds
         if acceptance.has_changed:

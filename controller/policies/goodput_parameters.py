@@ -24,7 +24,7 @@ class GoodputParameters:
     probe_samples: int = 8
     """Request-rounds of a probe; from depth 0, where probes look for any change at all, a quarter of them."""
     probe_share: float = 0.008
-    """Share of all time that probes may take."""
+    """Share of busy time that probes may take."""
     probe_pause_seconds: float = 0.5
     """Least time between two probes of a slot, doubled by each that found nothing, up to `probe_pause_max_seconds`."""
     probe_pause_max_seconds: float = 8.0

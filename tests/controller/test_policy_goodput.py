@@ -12,6 +12,7 @@ from controller.policies.goodput import KIND, GoodputPolicy
 from controller.policies.goodput_parameters import GoodputParameters
 from controller.types import (
     AcceptanceEstimate,
+    Delivery,
     Estimate,
     Hazard,
     ProbeEvidence,
@@ -25,6 +26,7 @@ from controller.types import (
 TIERS = (0, 1, 3, 7)
 SLOTS = (Slot(max_batch_size=1, candidate_steps=TIERS), Slot(max_batch_size=4, candidate_steps=TIERS))
 SURE = 1e-6
+BUSY = Delivery(request_rounds=20, tokens=20, expected_tokens=20.0, seconds=0.2, expected_seconds=0.2)
 
 
 def acceptance(p: float, variance: float = SURE, *, known: int = 7, **changes: Any) -> AcceptanceEstimate:
@@ -73,7 +75,9 @@ def estimate(
         slot.max_batch_size: forecast(found, batch_size=slot.max_batch_size, share=share, **costs)
         for slot, share in zip(SLOTS, shares, strict=True)
     }
-    return Estimate(slots=slots, seconds=seconds, span_seconds=0.25, acceptance=found, forecasts=forecasts)
+    return Estimate(
+        slots=slots, seconds=seconds, span_seconds=0.25, acceptance=found, forecasts=forecasts, delivery=BUSY
+    )
 
 
 def policy(**parameters: Any) -> GoodputPolicy:
@@ -172,6 +176,39 @@ def test_probes_keep_to_their_share_of_time() -> None:
         asked = run_probes(rule, acceptance(0.05), 300.0, per_step=per_step)
         rounds = 2  # a quarter of 8 request-rounds at batch size 1
         assert len(asked) * rounds * (0.010 + 3 * per_step) <= 0.01 * 300 + 0.1
+
+
+def test_idle_time_saves_nothing_for_probes() -> None:
+    """Saved up in a quiet night, a share of all time would be a large one of the first busy seconds."""
+    asked = {}
+    for delivery in (BUSY, None):
+        rule = policy()
+        for step in range(400):
+            quiet = estimate(acceptance(0.95), {1: 7, 4: 7}, seconds=step / 4)
+            assert rule.decide(dataclasses.replace(quiet, delivery=delivery)) == []
+        asked[delivery] = len(run_probes(rule, acceptance(0.05), 5.0, per_step=0.02))
+    assert asked[None] <= 1 < 3 <= asked[BUSY]
+
+
+def test_at_depth_0_the_most_hopeful_depth_is_looked_at() -> None:
+    """The profile may be wrong about one cell; only trying it tells."""
+    found = acceptance(0.3)
+    for doubtful, probed in ((None, 3), (1, 1), (7, 7)):
+        rule, now, proposals = policy(), 100.0, []
+        while not proposals:
+            now += 0.25
+            e = estimate(found, {1: 0, 4: 0}, seconds=now, per_step=0.004)
+            forecasts = {
+                edge: dataclasses.replace(
+                    f, tiers=tuple(
+                        dataclasses.replace(t, round_variance=0.9 if t.num_steps == doubtful else SURE)
+                        for t in f.tiers
+                    ),
+                )
+                for edge, f in e.forecasts.items()
+            }  # fmt: skip
+            proposals = rule.decide(dataclasses.replace(e, forecasts=forecasts))
+        assert proposals[0].probe is not None and proposals[0].probe.num_steps == probed
 
 
 def test_without_a_budget_there_are_hardly_any_probes() -> None:
