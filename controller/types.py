@@ -212,6 +212,8 @@ class Estimate:
     """Monotonic time of the newest reading."""
     span_seconds: float = 0.0
     """Length of the window before it."""
+    is_busy: bool = False
+    """Whether a round ran within that window."""
     acceptance: AcceptanceEstimate | None = None
     forecasts: Mapping[int, SlotForecast] = field(default_factory=dict)
     """By slot edge; empty before the first rounds."""

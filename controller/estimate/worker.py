@@ -69,6 +69,7 @@ class Estimator:
             slots=tuple(evidence.estimate() for evidence in self._evidence.values()),
             seconds=observation.seconds,
             span_seconds=observation.span_seconds,
+            is_busy=bool(observation.cells),
             acceptance=acceptance,
             forecasts=forecasts,
             delivery=delivery,

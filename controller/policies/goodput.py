@@ -76,7 +76,7 @@ class GoodputPolicy:
         acceptance = estimate.acceptance
         if acceptance is None or not estimate.forecasts:
             return []
-        if estimate.delivery is not None:
+        if estimate.is_busy:
             saved = self._parameters.probe_share * estimate.span_seconds
             self._budget = min(self._budget + saved, BUDGET_MAX_SECONDS)
         if self._changed_at == -math.inf:

@@ -12,7 +12,6 @@ from controller.policies.goodput import KIND, GoodputPolicy
 from controller.policies.goodput_parameters import GoodputParameters
 from controller.types import (
     AcceptanceEstimate,
-    Delivery,
     Estimate,
     Hazard,
     ProbeEvidence,
@@ -26,7 +25,6 @@ from controller.types import (
 TIERS = (0, 1, 3, 7)
 SLOTS = (Slot(max_batch_size=1, candidate_steps=TIERS), Slot(max_batch_size=4, candidate_steps=TIERS))
 SURE = 1e-6
-BUSY = Delivery(request_rounds=20, tokens=20, expected_tokens=20.0, seconds=0.2, expected_seconds=0.2)
 
 
 def acceptance(p: float, variance: float = SURE, *, known: int = 7, **changes: Any) -> AcceptanceEstimate:
@@ -76,7 +74,7 @@ def estimate(
         for slot, share in zip(SLOTS, shares, strict=True)
     }
     return Estimate(
-        slots=slots, seconds=seconds, span_seconds=0.25, acceptance=found, forecasts=forecasts, delivery=BUSY
+        slots=slots, seconds=seconds, span_seconds=0.25, is_busy=True, acceptance=found, forecasts=forecasts
     )
 
 
@@ -181,13 +179,13 @@ def test_probes_keep_to_their_share_of_time() -> None:
 def test_idle_time_saves_nothing_for_probes() -> None:
     """Saved up in a quiet night, a share of all time would be a large one of the first busy seconds."""
     asked = {}
-    for delivery in (BUSY, None):
+    for is_busy in (True, False):
         rule = policy()
         for step in range(400):
             quiet = estimate(acceptance(0.95), {1: 7, 4: 7}, seconds=step / 4)
-            assert rule.decide(dataclasses.replace(quiet, delivery=delivery)) == []
-        asked[delivery] = len(run_probes(rule, acceptance(0.05), 5.0, per_step=0.02))
-    assert asked[None] <= 1 < 3 <= asked[BUSY]
+            assert rule.decide(dataclasses.replace(quiet, is_busy=is_busy)) == []
+        asked[is_busy] = len(run_probes(rule, acceptance(0.05), 5.0, per_step=0.02))
+    assert asked[False] <= 1 < 3 <= asked[True]
 
 
 def test_at_depth_0_the_most_hopeful_depth_is_looked_at() -> None:
