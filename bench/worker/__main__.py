@@ -30,7 +30,7 @@ from bench.worker.report import FLOAT32, PLAIN, TWIN, summary
 from bench.worker.workloads import SOURCES, load
 from worker.cli import field_lines
 from worker.config import WorkerConfig
-from worker.device import available_cores
+from worker.device import available_cores, cpu_name
 from worker.models.fetch import ensure_default_model
 from worker.tokenization import Tokenizer
 
@@ -217,7 +217,7 @@ def main() -> int:
             "topk",
         )
     }
-    print(json.dumps({**found, "settings": settings}))
+    print(json.dumps({**found, "settings": {**settings, "cpu": cpu_name()}}))
     return 0
 
 
