@@ -10,7 +10,7 @@ import torch
 from worker.models import integer
 from worker.models.attention import Segment
 from worker.models.basis import Basis, basis_bytes
-from worker.models.integer import IntegerLinear, integer_bytes, pack_rows
+from worker.models.integer import FINE, STEPS, IntegerLinear, integer_bytes, pack_rows
 from worker.models.loader import load_decoder
 from worker.models.packed import RefinedHead, pack_groups, pack_linear
 from worker.models.sizes import decoder_bytes
@@ -79,30 +79,42 @@ def test_a_layer_is_near_the_product_and_its_rows_are_independent(packing, bias,
         assert torch.equal(layer(x[33 - rows :], "decode"), whole[33 - rows :])
 
 
-@pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("sizes", [(1152, 576), (266, 48), (30, 64), (7, 33)])
-def test_integer_products_are_exact(sizes, narrow):
-    """In whole steps nothing is rounded; the largest numbers side by side would pass 16 bits in finer ones."""
+def test_integer_products_are_exact(sizes):
+    """In whole steps nothing is rounded; the largest numbers side by side are what may pass a kernel's 16 bits."""
     generator = torch.Generator().manual_seed(9)
     weight = torch.randint(-127, 128, sizes, generator=generator).float()
-    x = torch.randint(-64, 65, (33, sizes[1]), generator=generator).float()
-    weight[:, :2], x[:, :2] = 127, 64
-    if not narrow:
-        x[:, 2:] += torch.randint(-63, 64, x[:, 2:].shape, generator=generator) / 128
-        x.clamp_(-64, 64)
+    x = torch.randint(-STEPS, STEPS + 1, (33, sizes[1]), generator=generator).float()
+    weight[:, :2], x[:, :2] = 127, STEPS
+    parts = torch.randint(1 - STEPS, STEPS, x[:, 2:].shape, generator=generator)
+    x[:, 2:] = (x[:, 2:] + parts / (2 * STEPS)).clamp(-STEPS, STEPS)
     weight[3], x[5] = 0, 0
-    found = IntegerLinear(weight, narrow=narrow)(x, "decode")
-    torch.testing.assert_close(found.double(), x.double() @ weight.double().t(), rtol=1e-6, atol=0.01)
+    found = IntegerLinear(weight)(x, "decode")
+    torch.testing.assert_close(found.double(), x.double() @ weight.double().t(), rtol=2e-6, atol=0.01)
 
 
-def test_wide_integer_products_have_14_bits():
+@pytest.mark.parametrize("sizes", [(1152, 576), (266, 48), (30, 64), (7, 33)])
+def test_integer_products_behind_a_norm_are_exact(sizes):
+    generator = torch.Generator().manual_seed(9)
+    weight = torch.randint(-127, 128, sizes, generator=generator).float()
+    x = torch.randint(-STEPS, STEPS + 1, (33, sizes[1]), generator=generator).float()
+    weight[:, :2], x[:, :2] = 127, STEPS
+    weight[3], x[5] = 0, 0
+    found = IntegerLinear(weight, norm_eps=0.5)(x, "decode")
+    normed = torch.nn.functional.rms_norm(x.double(), x.shape[1:], eps=0.5)
+    torch.testing.assert_close(found.double(), normed @ weight.double().t(), rtol=2e-6, atol=2e-4)
+
+
+def test_two_integer_products_have_twice_the_bits_of_one():
     generator = torch.Generator().manual_seed(10)
     weight = torch.eye(64)
     x = torch.randn(8, 64, generator=generator)
-    x[:, 0] = 100  # an outlier: 7 bits leave nothing of the others
-    wide, narrow = IntegerLinear(weight)(x, "decode"), IntegerLinear(weight, narrow=True)(x, "decode")
-    assert (wide - x).abs().max() < 100 / 64 / 128
-    assert (narrow - x).abs().max() > 0.5
+    x[:, 0] = 100  # an outlier: single steps leave little of the others
+    normed = torch.nn.functional.rms_norm(x, x.shape[1:], eps=1e-5)
+    two, one = IntegerLinear(weight)(x, "decode"), IntegerLinear(weight, norm_eps=1e-5)(x, "decode")
+    assert (two - x).abs().max() < 100 / STEPS / FINE
+    largest = normed.abs().max()
+    assert largest / STEPS / 4 < (one - normed).abs().max() < largest / STEPS
 
 
 @pytest.mark.parametrize("hidden_size", [48, 576, 1500, 7])

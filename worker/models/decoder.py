@@ -31,13 +31,13 @@ class DecoderLayer:
     Heads of queries and keys are in the layout of pairs (`worker.models.rope`).
     """
 
-    input_norm: RmsNorm
+    input_norm: RmsNorm | None  # None: `qkv` norms its input itself
     head_norm: (
         Tensor | None
     )  # [num_heads + num_kv_heads, head_dim], the architectures that norm queries and keys
     qkv: Linear
     output: Linear
-    post_attention_norm: RmsNorm
+    post_attention_norm: RmsNorm | None  # None: `gate_up` does
     gate_up: Linear
     down: Linear
 
@@ -164,16 +164,17 @@ class Decoder:
         if basis is not None:
             x = basis.enter(x)
         for index, (layer, layer_kv) in enumerate(zip(self._weights.layers, kv.layers, strict=True)):
-            heads = layer.qkv(layer.input_norm(x), phase).view(rows, -1, config.head_dim)
+            normed = x if layer.input_norm is None else layer.input_norm(x)
+            heads = layer.qkv(normed, phase).view(rows, -1, config.head_dim)
             if layer.head_norm is not None:
                 turning = norm_heads(heads[:, :num_turning], layer.head_norm, config.rms_norm_eps)
                 heads = torch.cat((turning, heads[:, num_turning:]), dim=1)
-            heads = turn(heads, turns)
-            stored = heads[:, num_heads:].to(self.dtype).reshape(len(places), config.head_dim)
+            heads = turn(heads, turns, self.dtype)
+            stored = heads[:, num_heads:].reshape(len(places), config.head_dim)
             layer_kv.view(-1, config.head_dim).index_copy_(0, places, stored)
-            attended = plan.attend(heads[:, :num_heads].to(self.dtype), layer_kv)
-            x = x + layer.output(attended, phase)
-            gate, up = layer.gate_up(layer.post_attention_norm(x), phase).chunk(2, dim=1)
+            x = x + layer.output(plan.attend(heads[:, :num_heads], layer_kv), phase)
+            normed = x if layer.post_attention_norm is None else layer.post_attention_norm(x)
+            gate, up = layer.gate_up(normed, phase).chunk(2, dim=1)
             x = x + layer.down(F.silu(gate).mul_(up), phase)
             if tap is not None and tap.wants(index + 1):
                 tap.keep(index + 1, x if basis is None else basis.leave(x))

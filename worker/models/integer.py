@@ -2,11 +2,12 @@
 
 Sums of integers are exact in any order, so a row is bit for bit the same whatever comes with it (the exact grade,
 DESIGN §7), and the kernel (FBGEMM, torch's own on x86) is free to block rows as it likes: eight rows take little longer
-than one. Pairs of products must fit 16 bits on machines without VNNI: activations have 64 steps to either side of zero.
+than one. Pairs of products must fit 16 bits on machines without VNNI: activations have 64 steps to either side of zero
+there, and 127 elsewhere.
 
-`narrow` is one product of these 7 bits, for inputs without outliers (`worker.models.basis`). Without it two products,
-of steps and of 128ths of a step, give 14 bits; both are rows of one call, which reads the weight once. Knows nothing
-about what the layer is for.
+Behind a norm, where inputs have no outliers (`worker.models.basis`), one product of these steps is enough. Elsewhere
+two products, of steps and of fractions of a step, give twice the bits; both are rows of one call, which reads the
+weight once. Knows nothing about what the layer is for.
 """
 
 import warnings
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor
 
 from worker.models.linear import Phase, is_vectorised
+from worker.models.norm import number
 
-STEPS = 64
-"""Activations become -64…64, stored as 0…128: 2 · 128 · 127 still fits the kernel's 16-bit pairs (FBGEMM on AVX2)."""
-FINE = 128
+STEPS = 127 if torch.cpu._is_vnni_supported() else 64
+"""Activations become -STEPS…STEPS, stored from 0 on. Of 64, 2 · 128 · 127 still fits the 16-bit pairs of AVX2."""
+FINE = 2 * STEPS
+"""Parts of a step that the second product counts: half a step to either side, stored in the same range."""
 LEVELS = 127
 LEAST = 1e-30
 """Stands for the largest number of a row of zeros."""
@@ -26,6 +29,9 @@ KERNEL_BLOCK = 512
 """The kernel keeps inputs in blocks of so many, the last one filled up."""
 ROWS_AT_ONCE = 4096
 """Weights are made ready in parts, so that loading takes little more memory than what it leaves."""
+
+# The overload itself: finding it would cost every call more than several of its small operations.
+_integer_product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
 
 def is_available() -> bool:
@@ -36,10 +42,14 @@ def is_available() -> bool:
 class IntegerLinear:
     """An int8 weight `[out_features, in_features]` with a float32 scale per output row."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, narrow: bool = False) -> None:
-        """Pack a floating weight; it is not kept."""
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, norm_eps: float | None = None) -> None:
+        """Pack a floating weight; it is not kept.
+
+        Given `norm_eps`, rows go through an RMSNorm without weight first. It only scales them, so it is applied to the
+        result, and they are multiplied in whole steps alone.
+        """
         self.out_features, self.in_features = weight.shape
-        self._is_narrow = narrow
+        self._norm_eps = norm_eps
         levels, scales = pack_rows(weight, torch.float32)
         zeros = torch.zeros(self.out_features, dtype=torch.long)
         with warnings.catch_warnings():
@@ -53,22 +63,31 @@ class IntegerLinear:
     def __call__(self, x: Tensor, phase: Phase) -> Tensor:
         """See `Linear`; the result is float32 whatever x is."""
         x = x.float()
-        units = x.abs().amax(dim=1, keepdim=True).clamp_(min=LEAST).mul_(1 / STEPS)  # [rows, 1]
-        steps = x / units
-        y = (self._product(steps) if self._is_narrow else self._wide(steps)).mul_(units)
+        largest = x.abs().amax(dim=1, keepdim=True).add_(number(LEAST))  # [rows, 1]
+        if self._norm_eps is None:
+            y = self._wide(x / largest).mul_(largest)
+        else:
+            y = self._product(x / largest, 1 / STEPS).mul_(largest.mul_(self._norm_scales(x, self._norm_eps)))
         return y if self._bias is None else y.add_(self._bias)
 
-    def _wide(self, steps: Tensor) -> Tensor:
-        whole = steps.round()
-        left = steps.sub_(whole).mul_(FINE)
-        coarse, fine = self._product(torch.cat((whole, left))).chunk(2)
-        return torch.add(coarse, fine, alpha=1 / FINE)
+    def _norm_scales(self, x: Tensor, eps: float) -> Tensor:  # [rows, 1]
+        lengths = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        least = number(self.in_features * eps)
+        return torch.addcmul(least, lengths, lengths).mul_(number(1 / self.in_features)).rsqrt_()
 
-    def _product(self, steps: Tensor) -> Tensor:
-        """Round to whole steps and multiply → float32."""
-        y: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            steps, 1.0, STEPS, self._packed
-        )
+    def _wide(self, shares: Tensor) -> Tensor:  # [rows, in_features], each row's largest is 1
+        rows = len(shares)
+        both = shares.new_empty(2 * rows, self.in_features)
+        whole, left = both[:rows], both[rows:]
+        steps = shares.mul_(number(STEPS))
+        torch.round(steps, out=whole)
+        torch.sub(steps, whole, out=left).mul_(number(FINE))
+        y = self._product(both, 1.0)
+        return torch.add(y[:rows], y[rows:], alpha=1 / FINE).mul_(number(1 / STEPS))
+
+    def _product(self, x: Tensor, unit: float) -> Tensor:
+        """Round to whole multiples of `unit` and multiply → float32."""
+        y: Tensor = _integer_product(x, unit, STEPS, self._packed)
         return y
 
 

@@ -198,14 +198,14 @@ class _Checkpoint:
         *,
         bias: bool,
         paired_heads: Sequence[int] = (),
-    ) -> tuple[RmsNorm, Linear]:
-        """Read a norm, and stack the projections behind it into one."""
+    ) -> tuple[RmsNorm | None, Linear]:
+        """Read a norm, and stack the projections behind it into one; None: that one does the norm's work as well."""
         norm = self._placed(norm_name, self._config.hidden_size)
         weight, offsets = self._stacked(names, widths, self._config.hidden_size, bias, paired_heads)
         if self._basis is not None:
-            weight, norm = self._basis.reading(weight, norm), torch.ones_like(norm)
-        linear = self._project(weight, offsets, narrow=self._basis is not None)
-        return RmsNorm(norm, self._config.rms_norm_eps), linear
+            read = self._basis.reading(weight, norm)
+            return None, IntegerLinear(read, offsets, norm_eps=self._config.rms_norm_eps)
+        return RmsNorm(norm, self._config.rms_norm_eps), self._project(weight, offsets)
 
     def _adding(self, name: str, in_features: int, *, bias: bool) -> Linear:
         """Read a projection whose result is added to the stream."""
@@ -240,9 +240,9 @@ class _Checkpoint:
             parts[: len(paired_heads)] = map(pair_up, parts, paired_heads)
         return torch.cat(weights), torch.cat(biases) if bias else None
 
-    def _project(self, weight: Tensor, bias: Tensor | None, *, narrow: bool = False) -> Linear:
+    def _project(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if self._packing:
-            return pack_linear(weight, bias, self._packing, narrow=narrow)
+            return pack_linear(weight, bias, self._packing)
         return make_linear(weight, bias, self._dtype, self._device)
 
     def _norm(self, name: str) -> RmsNorm:

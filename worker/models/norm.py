@@ -1,12 +1,19 @@
 """RMSNorm of rows. Knows nothing about where in a model it stands."""
 
 import math
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 _FEW_OPS_DTYPES = (torch.float32, torch.float64)
+
+
+@lru_cache
+def number(value: float, dtype: torch.dtype = torch.float32) -> Tensor:  # []
+    """Return a number as a tensor: to a few rows a Python number costs more than its arithmetic."""
+    return torch.tensor(value, dtype=dtype)
 
 
 class RmsNorm:
@@ -28,5 +35,5 @@ class RmsNorm:
         if not self._is_few_ops:
             return F.rms_norm(x, (self._width,), self._weight, self._eps)
         lengths: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)  # [rows, 1]
-        scales = lengths.square_().add_(self._width * self._eps).rsqrt_()
+        scales = torch.addcmul(number(self._width * self._eps, x.dtype), lengths, lengths).rsqrt_()
         return (x * scales).mul_(self._weight)

@@ -25,6 +25,10 @@ PADDED_ROWS = 16
 REFINED = 64
 """Best tokens per row whose logits are computed anew in float32."""
 
+# The overloads themselves: finding them would cost every call more than converting its rows.
+_int8_product = torch.ops.aten._weight_int8pack_mm.default
+_int4_product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
 
 class Int8Linear:
     """An int8 weight `[out_features, in_features]` with a bfloat16 scale per output row."""
@@ -38,8 +42,7 @@ class Int8Linear:
 
     def __call__(self, x: Tensor, phase: Phase) -> Tensor:
         """See `Linear`; the result is bfloat16 whatever x is."""
-        x = x.to(torch.bfloat16).contiguous()
-        y: Tensor = torch.ops.aten._weight_int8pack_mm(x, self._packed, self._scales)
+        y: Tensor = _int8_product(x.bfloat16().contiguous(), self._packed, self._scales)
         return y if self._bias is None else y + self._bias
 
 
@@ -54,13 +57,14 @@ class Int4Linear:
             weight
         )  # [in_features / GROUP, padded rows, 2]: scale, value of level 8
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
+        self._is_padded = len(weight) > self.out_features
         self._bias = None if bias is None else bias.to(torch.bfloat16)  # [out_features]
 
     def __call__(self, x: Tensor, phase: Phase) -> Tensor:
         """See `Linear`; the result is bfloat16 whatever x is."""
-        x = x.to(torch.bfloat16).contiguous()
-        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._packed, GROUP, self._scales)
-        y = y[:, : self.out_features]
+        y: Tensor = _int4_product(x.bfloat16().contiguous(), self._packed, GROUP, self._scales)
+        if self._is_padded:
+            y = y[:, : self.out_features]
         return y if self._bias is None else y + self._bias
 
 
@@ -89,10 +93,10 @@ def is_integer(packing: Packing | None) -> bool:
     return packing == "int8" and integer.is_available()
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, packing: Packing, *, narrow: bool = False) -> Linear:
-    """Pack a projection; inputs that do not fill int4's groups are kept in int8. `narrow`: see `IntegerLinear`."""
+def pack_linear(weight: Tensor, bias: Tensor | None, packing: Packing) -> Linear:
+    """Pack a projection; inputs that do not fill int4's groups are kept in int8."""
     if is_integer(packing):
-        return IntegerLinear(weight, bias, narrow=narrow)
+        return IntegerLinear(weight, bias)
     if packing == "int4" and weight.shape[1] % GROUP == 0:
         return Int4Linear(weight, bias)
     return Int8Linear(weight, bias)

@@ -100,10 +100,11 @@ class TurnTable:
         return turns
 
 
-def turn(heads: Tensor, turns: Tensor) -> Tensor:
-    """Turn `heads` `[rows, num_heads, head_dim]` in pairs → the same shape, in the real dtype of `turns`."""
+def turn(heads: Tensor, turns: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn `heads` `[rows, num_heads, head_dim]` in pairs, in the precision of `turns` → the same shape in `dtype`."""
     pairs = heads.to(turns.dtype.to_real()).contiguous().view(*turns.shape, 2)
-    return torch.view_as_real(torch.view_as_complex(pairs) * turns).view(heads.shape)
+    turned = torch.view_as_real(torch.view_as_complex(pairs) * turns)
+    return turned.to(dtype).view(heads.shape)
 
 
 def pair_up(weight: Tensor, num_heads: int) -> Tensor:

@@ -23,7 +23,9 @@ def decoder_bytes(
 
     layer = linear(queries + 2 * keys, hidden, config.qkv_bias) + linear(hidden, queries, config.output_bias)
     layer += linear(2 * inner, hidden, config.mlp_bias) + linear(hidden, inner, config.mlp_bias)
-    norms = 2 * hidden * wide + (queries + keys if config.qk_norm else 0) * dtype.itemsize
+    # Integer projections take the norm before them in.
+    norms = 0 if is_integer(packing) else 2 * hidden * wide
+    norms += (queries + keys if config.qk_norm else 0) * dtype.itemsize
     embedding = config.vocab_size * hidden * wide
     head = linear(config.vocab_size, hidden, False)
     if is_integer(packing):

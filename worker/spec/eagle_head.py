@@ -141,10 +141,10 @@ class EagleHead:
         turns = self._turns.at(positions, num_turning, num_turning + layer.num_kv_heads)
         x, joined = self._join(token_ids, hidden, phase)
         heads = weights.qkv(joined, phase).view(len(token_ids), -1, layer.head_dim)
-        heads = turn(heads, turns)
-        stored = heads[:, num_heads:].to(dtype).reshape(len(places), layer.head_dim)
+        heads = turn(heads, turns, dtype)
+        stored = heads[:, num_heads:].reshape(len(places), layer.head_dim)
         kv.layers[0].view(-1, layer.head_dim).index_copy_(0, places, stored)
-        x = x + weights.output(plan.attend(heads[:, :num_heads].to(dtype), kv.layers[0]), phase)
+        x = x + weights.output(plan.attend(heads[:, :num_heads], kv.layers[0]), phase)
         gate, up = weights.gate_up(weights.post_attention_norm(x), phase).chunk(2, dim=1)
         return x + weights.down(F.silu(gate) * up, phase)
 
