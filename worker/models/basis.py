@@ -3,8 +3,8 @@
 Language models keep a few channels many times larger than the rest, and steps of a row's largest number are too coarse
 for all others then. Norms without weight and sums do not care for the basis, so the stream is turned by an orthogonal
 matrix Q once, on the way in, and back on the way out, and the weights between are made for it (QuaRot, arXiv
-2404.00456). Turning at run time is integer products of 14 bits or more: rows stay bit for bit independent. Knows nothing
-about layers.
+2404.00456). Turning at run time is integer products of 14 bits or more: rows stay bit for bit independent. Knows
+nothing about layers.
 """
 
 from functools import lru_cache
